@@ -88,6 +88,13 @@ def test_one_behind_that_was_in_another_group_is_given_no_gradient() -> None:
     assert agree([ahead, old(1, 7, lineage=6)], 2).heals == ((1, 0),)
 
 
+def test_a_state_that_was_not_given_whole_is_nobody_s_source() -> None:
+    """Its donor was lost: parts are of one replica and parts of another."""
+    assert agree([new(1, step=-1), new(2, step=0)], 2).heals == ((1, 2),)
+    with pytest.raises(MeetingError, match="no replica has a whole state"):
+        agree([new(1, step=-1), new(2, step=-1)], 2)
+
+
 def test_what_cannot_be_is_refused_by_name() -> None:
     """Nobody, one twice, and a micro-batch that no step has."""
     with pytest.raises(MeetingError, match="each once"):
@@ -149,10 +156,10 @@ class World:
             giver = by_number[plan.gradient_from].standing
             self.set(by_number[number], lineage=giver.lineage)
         for joiner, donor in plan.heals:
-            one, giver = by_number[joiner], by_number[donor]
-            one.weights = list(giver.weights)
-            one.standing = dataclasses.replace(
-                giver.standing, replica=joiner, is_new=False, keeps=False, held=frozenset()
+            healed, source = by_number[joiner], by_number[donor]
+            healed.weights = list(source.weights)
+            healed.standing = dataclasses.replace(
+                source.standing, replica=joiner, is_new=False, keeps=False, held=frozenset()
             )
         for one in self.members:
             number = one.standing.replica

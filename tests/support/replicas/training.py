@@ -189,3 +189,16 @@ class _Alone:
     """The one that computes all."""
 
     micro_batches = MICRO_BATCHES
+
+
+def part_of(weights: list[float], shard: int, shards: int) -> list[float]:
+    """Return what one rank of `shards` has of all weights under FSDP2."""
+    import torch
+
+    parts, at = [], 0
+    for one in model_of(0).parameters():
+        whole = torch.tensor(weights[at : at + one.numel()]).view(one.shape)
+        at += one.numel()
+        cut = whole.chunk(shards)
+        parts += cut[shard].flatten().tolist() if shard < len(cut) else []
+    return parts

@@ -138,7 +138,7 @@ class Batches:
     def _start(self) -> Iterator[Any]:
         from torch.utils.data import DataLoader
 
-        make = self._loader or DataLoader
+        make: Any = self._loader or DataLoader
         return iter(
             make(
                 self._read, batch_sampler=_Asks(self), collate_fn=self._read.made, **self._settings

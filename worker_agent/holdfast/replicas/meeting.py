@@ -42,7 +42,8 @@ class Standing:
     is_new: bool
     """It has no state that the others know: it has been in no meeting yet."""
     step: int
-    """Steps that it has applied: the number of the step that it is in."""
+    """Steps that it has applied: the number of the step that it is in; -1: its state is not whole,
+    since one that gave it was lost."""
     lineage: int = 0
     """Stands for the epochs in which those steps were made (`lineage_of`)."""
     lineage_before: int = 0
@@ -59,6 +60,8 @@ class Agreement:
 
     step: int
     """The step that all are in, once the plan is carried out."""
+    lineage: int = 0
+    """Of all, then."""
     gradient_from: int | None = None
     """Gives the reduced gradient of the step before to those behind; None: nobody is."""
     behind: tuple[int, ...] = ()
@@ -98,6 +101,7 @@ def agree(standings: Sequence[Standing], micro_batches: int) -> Agreement:
     dealt = deal(micro_batches, sorted(stay), held)
     return Agreement(
         step=top,
+        lineage=donors[0].lineage,
         gradient_from=keeper.replica if keeper is not None and behind else None,
         behind=behind,
         heals=heals,
@@ -152,6 +156,11 @@ def _follows(keeper: Standing, one: Standing) -> bool:
 def _first(members: Sequence[Standing], micro_batches: int) -> Agreement:
     """Return the plan of a job's begin: all take the state of the one that is furthest."""
     source = max(members, key=lambda one: one.step)  # the first of them
+    if source.step < 0:
+        raise MeetingError(
+            "no replica has a whole state, since those that gave theirs were lost: restart the "
+            "replicas from their newest checkpoint"
+        )
     others = [one.replica for one in members if one is not source]
     return Agreement(
         step=source.step,

@@ -1,7 +1,8 @@
 """Synchronous replicas of a model: one gradient for all, whoever comes and goes.
 
-Belongs here: the course of a step on one rank. Does not belong here: buffers and collectives
-(`buckets`), what members agree on (`meeting`), a joiner's state (`healing`).
+Belongs here: the course of a step on one rank, and its meetings with the others. Does not belong
+here: sums and their reduction (`local_sum`), what members agree on (`meeting`), a joiner's state
+(`healing`).
 
 torchft throws the step away in which a replica is lost (its manager votes in each step). Here a
 step is finished by those that are left: ReCoVer and ElasWave name the rule, a fixed count of
@@ -18,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.local_sgd.members.members import MembersError, Membership
 from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.local_sgd.sync.unit_sync import all_or_none
-from holdfast.replicas.buckets import BUCKET, EXTRA, Attempt, buckets_of
-from holdfast.replicas.errors import ContentError, ModelError
+from holdfast.replicas.buckets import BUCKET
+from holdfast.replicas.errors import ReplicasError
 from holdfast.replicas.healing import Healing, ReplicaState
+from holdfast.replicas.local_sum import LocalSum
 from holdfast.replicas.meeting import Agreement, Standing, agree, lineage_of
-from holdfast.replicas.refusals import check_gradients, check_model, names_of
 
 if TYPE_CHECKING:
     import torch
@@ -78,36 +79,28 @@ class Replicated:
         if micro_batches < 1:
             raise ValueError(f"micro_batches={micro_batches}: expected 1 or more")
         self.micro_batches, self._on_loss = micro_batches, OnLoss(on_loss)
-        self._models: list[nn.Module] = _list(model)
+        models: list[nn.Module] = _list(model)
         self._optimizers = _list(optimizer)
         self._members, self.own = members, members.shard_group
-        check_model(self._models, self.own.size)
-        trained = {id(one): one for each in self._models for one in each.parameters()}
-        self._parameters = [one for one in trained.values() if one.requires_grad]
-        if not self._parameters:
-            raise ModelError("the model has no parameter that needs a gradient")
-        tail = micro_batches + EXTRA
-        self._buckets = buckets_of(self._parameters, self.own, tail, bucket_bytes)
-        self._state = ReplicaState(
-            self._models, self._optimizers, [one.parameters for one in self._buckets]
-        )
-        self._hook(overlap=overlap)
+        self._sum = LocalSum(
+            models, self.own,
+            micro_batches=micro_batches, bucket_bytes=bucket_bytes, overlap=overlap,
+        )  # fmt: skip
+        parts = [one.parameters for one in self._sum.buckets]
+        self._state = ReplicaState(models, self._optimizers, parts)
+        for one in self._optimizers:
+            one.register_step_pre_hook(lambda *_: self._end_healings())
         self._begin_alone()
 
     def _begin_alone(self) -> None:
         """Be in no step and with no member yet."""
         self._group, self._membership = Group.of_one(), Membership(0, (0,), Group.of_one())
-        self._attempt: Attempt | None = None
-        self._torn = ""
         self._healings: list[Healing] = []
         self._is_new, self._joins = True, False
-        self._others_weight = 0.0
-        """Of the samples that the other ranks of this replica have computed."""
-        self._keeps = self._is_checked = self._is_given = self._change_seen = False
+        self._is_whole = True
+        """False: a donor was lost, or is at it: weights and moments are of unlike steps."""
+        self._is_given = self._is_in_step = self._sees_change = False
         self._lineage = self._lineage_before = 0
-        self._held: set[int] = set()
-        self._weight = 0.0
-        self._weight_now: float | None = None
         self._deal: tuple[int, ...] = ()
         self._agreed: tuple[int, tuple[int, ...]] | None = None
         """The step that members have agreed on, and what this replica is dealt in it."""
@@ -131,7 +124,7 @@ class Replicated:
         Call it once for each micro-batch before its backward pass, or never: then each counts as
         one, and losses are means.
         """
-        self._weight_now = (self._weight_now or 0.0) + weight
+        self._sum.weigh(weight)
 
     @property
     def replica(self) -> int:
@@ -154,23 +147,30 @@ class Replicated:
             ContentError: a micro-batch is in the sum twice or not at all.
             MembersError: no roster came that this replica can follow.
             ModelError: a parameter has no gradient.
+            ReplicasError: the loop over the step before was left before its end.
             SyncError: a rank of this replica is gone.
         """
         self._begin()
         while not self._is_given:
             for at, number in enumerate(self._deal, 1):
                 if at == len(self._deal):
-                    self._attempt = self._fresh_attempt()
+                    self._sum.arm(self._group, self._deal, self._rate())
                 yield number
-                self._add(number)
-            if self._reduced():
-                return
+                self._sum.add(number)
+            if self._is_reduced():
+                break
             self._meet(self._members.recover)
+        self._is_in_step = False
 
     def _begin(self) -> None:
         """Begin a step: with zeros, and with the members that are there."""
-        self._drop_sum()
-        self._is_given = False
+        if self._is_in_step:
+            raise ReplicasError(
+                f"step {self.steps}: the loop over its micro-batches was left before its end, and "
+                "the other replicas wait for the rest: let it end"
+            )
+        self._is_in_step, self._is_given = True, False
+        self._sum.drop()
         agreed, self._agreed = self._agreed, None
         if agreed is not None and agreed[0] == self.steps:
             self._deal = agreed[1]
@@ -179,120 +179,29 @@ class Replicated:
         if self._is_new or self._has_changed():
             self._meet(self._members.refresh)
 
-    def _add(self, number: int) -> None:
-        """Count a micro-batch whose gradient is in the local sum."""
-        self._held.add(number)
-        self._weight += 1.0 if self._weight_now is None else self._weight_now
-        self._weight_now = None
-
     def _has_changed(self) -> bool:
         """Tell if there is another roster: all ranks of this replica are told the same."""
-        return self._members.has_changed() if self.own.size == 1 else self._change_seen
-
-    def _drop_sum(self) -> None:
-        """Begin with zeros."""
-        for one in self._parameters:
-            one.grad = None
-        self._held, self._weight, self._weight_now = set(), 0.0, None
-        self._attempt, self._torn = None, ""
-
-    def _hook(self, *, overlap: bool) -> None:
-        self._names = names_of(self._models)
-        if overlap:
-            for number, bucket in enumerate(self._buckets):
-                for one in bucket.parameters:
-                    one.register_post_accumulate_grad_hook(self._ready_of(number))
-        for one in self._optimizers:
-            one.register_step_pre_hook(lambda *_: self._end_healings())
-
-    def _ready_of(self, number: int) -> Callable[[Any], None]:
-        def ready(parameter: Any) -> None:
-            attempt = self._attempt
-            if attempt is None or self._torn:
-                return
-            try:
-                in_time = attempt.ready(number)
-            except SyncError as error:
-                self._torn = str(error)  # told behind the backward pass, which goes on
-                return
-            if not in_time:
-                name = self._names[id(parameter)]
-                raise ModelError(
-                    f"{name}: it has more than one gradient in a micro-batch, as with a reentrant "
-                    "checkpoint or two backward passes; pass overlap=False, or use_reentrant=False"
-                )
-
-        return ready
-
-    # ------------------------------------------------------------------------------- reduction
-
-    def _fresh_attempt(self) -> Attempt:
-        self._buckets[0].swap()
-        return Attempt(self._buckets, self._group, self._fill_tail)
-
-    def _fill_tail(self, tail: torch.Tensor) -> None:
-        """Write what is in this replica's sum; the micro-batch in work is the last of them."""
-        import torch
-
-        held, weight = sorted({*self._held, *self._deal}), self._weight
-        if len(held) > len(self._held):  # one is in work
-            weight += 1.0 if self._weight_now is None else self._weight_now
-        tail.zero_()
-        tail[torch.tensor(held, dtype=torch.long, device=tail.device)] = 1
-        tail[-2] = weight
-        tail[-1] = self._rate() * len(held)
+        return self._members.has_changed() if self.own.size == 1 else self._sees_change
 
     def _rate(self) -> float:
         return float(self._optimizers[0].param_groups[0]["lr"])
 
-    def _reduced(self) -> bool:
+    def _is_reduced(self) -> bool:
         """Reduce; True: `.grad` has the step's gradient. False: the reduction is torn."""
-        self._check()
-        if not self._torn:
-            try:
-                self._attempt = self._attempt or self._fresh_attempt()
-                self._attempt.finish()
-            except SyncError as error:
-                self._torn = str(error)
-        attempt, self._attempt = self._attempt, None
-        assert attempt is not None  # noqa: S101 - only one can be torn
-        if attempt.first_is_whole:
-            self._keeps = False
-        if self._is_torn(attempt) or not self._is_healed():
-            attempt.give_up()
-            log.warning("replicas: step %d is to be reduced again: %s", self.steps, self._torn)
+        if not self._sum.is_armed:
+            self._sum.arm(self._group, (), self._rate())
+        torn, self._sees_change = self._sum.reduce(self._members.has_changed)
+        if torn or not self._is_healed():
+            log.warning("replicas: step %d is to be reduced again: %s", self.steps, self._sum.torn)
             return False
-        self._finish()
+        self._sum.write(least=int(self._on_loss is OnLoss.RECOMPUTE), rate=self._rate())
+        self._count(lineage_of(self._lineage, self._membership.epoch))
         return True
 
-    def _check(self) -> None:
-        """Refuse a model whose gradients are not those that were hooked; once for each meeting."""
-        if self._held and not self._is_checked:
-            self._is_checked = True
-            check_gradients(self._models, self._parameters)
-
-    def _is_torn(self, attempt: Attempt) -> bool:
-        """Tell if the reduction is torn on any rank of this replica.
-
-        They tell each other in one exchange, within replicas of several ranks only: they share
-        collectives, so none may go on to the next forward alone. No vote is made over replicas.
-        """
-        if self.own.size == 1:
-            return bool(self._torn)
-        if self._torn:
-            attempt.abandon()
-        mine = (bool(self._torn), self._members.has_changed(), self._tail()[-2])
-        told = self.own.gather_scalars([float(one) for one in mine])
-        torn, changed, weights = zip(*told, strict=True)
-        self._change_seen = any(changed)
-        self._others_weight = sum(weights) - float(mine[2])
-        if any(torn) and not self._torn:
-            self._torn = "it was torn on another rank of this replica"
-        return any(torn)
-
-    def _tail(self) -> list[float]:
-        tail: list[float] = self._buckets[-1].tail.tolist()
-        return tail
+    def _count(self, lineage: int) -> None:
+        """Count a step whose gradient is in place."""
+        self._lineage, self._lineage_before = lineage, self._lineage
+        self.steps += 1
 
     @property
     def _voters(self) -> Group | None:
@@ -305,53 +214,16 @@ class Replicated:
         try:
             all_or_none(self._voters, self._end_own_healing)
         except SyncError as error:
-            self._torn = str(error)
+            self._sum.torn = str(error)
             return False
         self._state.load_position()
-        self._is_new = self._joins = False
+        self._is_new, self._joins, self._is_whole = False, False, True
         return True
 
     def _end_own_healing(self) -> None:
         for one in self._healings:
             one.wait()
         self._healings = []
-
-    def _finish(self) -> None:
-        """Put the gradient of the whole step in place."""
-        *counts, weight, rate = self._tail()
-        self._check_contents(counts, rate)
-        weight = (weight + self._others_weight) / self.own.size
-        for bucket in self._buckets:
-            bucket.scale(1 / weight)
-            bucket.gather_inside()
-            bucket.write()
-        before = self._lineage
-        self._applied(lineage_of(before, self._membership.epoch), before)
-
-    def _check_contents(self, counts: Sequence[float], rate: float) -> None:
-        """Refuse a sum that has a micro-batch twice, or not at all; raises ContentError."""
-        least = 1 if self._on_loss is OnLoss.RECOMPUTE else 0
-        wrong = {at: int(one) for at, one in enumerate(counts) if not least <= one <= 1}
-        if wrong or not sum(counts):
-            raise ContentError(
-                f"step {self.steps}: {{micro-batch: times in the sum}} is {wrong}, and each must "
-                "be in it once; this is a fault of Holdfast: report it with the log of all ranks"
-            )
-        mine = self._rate()
-        if abs(rate / sum(counts) - mine) > 1e-5 * abs(mine):
-            raise ContentError(
-                f"step {self.steps}: the learning rate is {mine:g} here and {rate / sum(counts):g} "
-                "on average; call replicated.carry('schedule', scheduler) before the first step, "
-                "so that joiners are given it"
-            )
-
-    def _applied(self, lineage: int, before: int) -> None:
-        """Count a step whose gradient is in place."""
-        self._lineage, self._lineage_before = lineage, before
-        self.steps += 1
-        self._keeps = True
-
-    # --------------------------------------------------------------------------------- members
 
     def _meet(self, find: Callable[[], Membership | None]) -> None:
         """Meet the members that there are now, as often as it takes.
@@ -360,7 +232,7 @@ class Replicated:
             MembersError: there are none that this replica can follow.
         """
         self._leave_healings()
-        failed = self._torn
+        failed = self._sum.torn
         try:
             membership = find()
             while membership is not None and not self._carry_out(membership):
@@ -371,7 +243,7 @@ class Replicated:
     def _carry_out(self, membership: Membership) -> bool:
         """Agree with the members and do what is agreed; False: they have changed again."""
         self._membership, self._group = membership, membership.group
-        self._is_checked = False
+        self._sum.check_again()
         try:
             rows = all_or_none(self._voters, lambda: self._group.gather_scalars(self._standing()))
             told = zip(membership.replicas, rows, strict=True)
@@ -384,27 +256,28 @@ class Replicated:
         return True
 
     def _standing(self) -> list[float]:
-        held = [float(number in self._held) for number in range(self.micro_batches)]
-        own = (self._is_new, self.steps, self._keeps, self._lineage, self._lineage_before)
+        held = [float(number in self._sum.held) for number in range(self.micro_batches)]
+        steps = self.steps if self._is_whole else -1
+        own = (self._is_new, steps, self._sum.keeps, self._lineage, self._lineage_before)
         return [*map(float, own), *held]
 
     def _follow(self, plan: Agreement) -> None:
         """Carry out a plan; raises SyncError."""
         me = self.replica
         if me in plan.drops:
-            self._drop_sum()
+            self._sum.drop()
         if plan.heal_first:
             all_or_none(self._voters, lambda: self._heal_all(plan))
         if plan.gradient_from is not None:
             all_or_none(self._voters, lambda: self._give_gradient(plan))
         joins = me in dict(plan.heals) and not plan.heal_first
-        again = bool(self._held)
+        again = bool(self._sum.held)
         if joins:
-            self._drop_sum()
-            self.steps, self._keeps, self._is_new = plan.step, False, True
-        else:
-            self._is_new = False
-        self._joins, self._torn = joins, ""
+            self._sum.drop()
+            self._sum.keeps = self._is_whole = False
+            self.steps, self._lineage = plan.step, plan.lineage
+        self._is_new = self._joins = joins
+        self._sum.torn = ""
         if not plan.heal_first:
             self._begin_healings(plan)
         self._deal = plan.dealt[me]
@@ -422,9 +295,10 @@ class Replicated:
         if self.replica == donor:
             self._state.give(self._broadcast_from(source), self._state.position())
         else:
+            self._is_whole = False
             self._state.take(self._broadcast_from(source))
             self._state.load_position()
-            self.steps = plan.step
+            self.steps, self._is_whole = plan.step, True
 
     def _broadcast_from(self, source: int) -> Callable[[torch.Tensor], None]:
         def broadcast(tensor: torch.Tensor) -> None:
@@ -439,15 +313,14 @@ class Replicated:
         """Give those behind the newest step's gradient, which the others keep."""
         assert plan.gradient_from is not None  # noqa: S101 - asked by the caller
         source = self._membership.replicas.index(plan.gradient_from)
-        for bucket in self._buckets:
-            self._group.begin_broadcast(bucket.reduced, source).wait()
-        told = [float(self._lineage) if self._group.rank == source else 0.0]
-        lineage = int(self._group.sum_scalars(told)[0])
-        if self.replica in plan.behind:
-            for bucket in self._buckets:
-                bucket.write()
-            self._held, self._is_given = set(), True
-            self._applied(lineage, self._lineage)
+        give = self._broadcast_from(source)
+        if self.replica not in plan.behind:
+            for bucket in self._sum.buckets:  # kept: a copy takes what a torn broadcast leaves
+                give(bucket.reduced if self._group.rank == source else bucket.reduced.clone())
+            return
+        self._sum.take_kept(give)
+        self._is_given = True
+        self._count(plan.lineage)
 
     def _begin_healings(self, plan: Agreement) -> None:
         """Begin to give, or to take, the state of a joiner."""

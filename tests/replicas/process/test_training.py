@@ -1,0 +1,93 @@
+"""Synchronous replicas that are killed, frozen and added: the weights are an undisturbed run's.
+
+Belongs here: what happens to real processes under a small control plane. Does not belong here: the
+rules of a meeting (`unit/test_meeting`), and jobs with a master (`recovery`).
+
+Each test draws its seed, and names it where it fails. All is in float64: a difference of 1e-12 is a
+micro-batch that is missing, doubled or weighed wrongly, and not the order of a sum.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import pytest
+
+from local_sgd.elastic_runs import check_kept, run, steps_of
+from replicas.training import MICRO_BATCHES, part_of, undisturbed
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+CAMPAIGN = "replicas/process/test_training.py::test_kills_and_joins_leave_the_trajectory_as_it_was"
+
+reference = functools.cache(undisturbed)
+
+
+def trained(**scenario: Any) -> tuple[dict[str, Any], str]:
+    """Return what ranks wrote down, held to equal replicas and to the undisturbed run; and why.
+
+    No process is begun again, no step is skipped or redone, and all replicas have the same bits
+    after each step.
+    """
+    seed = random.randrange(10_000)
+    given: dict[str, Any] = {"kind": "whole", "every": 60, **scenario}
+    shards, told = given.get("shards", 1), run(seed=seed, **given)
+    why = f"seed {seed}: {told['done']}"
+    check_kept(told, why)
+    for name, lines in told["ranks"].items():
+        if not lines or "weights" not in lines[-1]:
+            assert int(name.split()[0]) not in told["members"], why
+            continue
+        weights = reference(seed, lines[-2]["step"], shards)
+        if given["kind"] == "shards":
+            weights = part_of(weights, int(name.split()[1]), shards)
+        apart = max(abs(a - b) for a, b in zip(lines[-1]["weights"], weights, strict=True))
+        assert apart < 1e-12, f"{name} is {apart} from the undisturbed run; {why}"
+    return told, why
+
+
+def test_kills_and_joins_leave_the_trajectory_as_it_was() -> None:
+    """Two of four are lost at one time, two come, one is frozen: each step has its 12 once."""
+    told, why = trained(scenario="campaign", events=["two", "join", "freeze", "join"])
+    steps = [line for lines in told["ranks"].values() for line in steps_of(lines)]
+    assert max(line["recomputed"] for line in steps) > 0, why
+    for line in steps:
+        assert line["computed"] <= MICRO_BATCHES, why
+
+
+def test_shards_of_a_replica_go_through_a_loss_and_a_join_together() -> None:
+    """FSDP2 on two ranks a replica: no shard takes a step that the other does not."""
+    trained(scenario="campaign", kind="shards", shards=2, replicas=3, events=["kill", "join"])
+
+
+@pytest.mark.extended(
+    "another way of the same sums: buckets that are summed within the replica first",
+    held_by=[CAMPAIGN],
+)
+def test_whole_models_on_two_ranks_of_a_replica_reduce_by_parts() -> None:
+    """Each rank of a replica has the whole model: they sum inside, and reduce a part each."""
+    trained(scenario="campaign", shards=2, replicas=2, events=["join", "kill", "join"])
+
+
+@pytest.mark.extended("other settings of the same course", held_by=[CAMPAIGN])
+@pytest.mark.parametrize(
+    "settings",
+    [{"overlap": False}, {"loader": {"num_workers": 2}}],
+    ids=["behind-backward", "workers"],
+)
+def test_settings_change_nothing_in_the_trajectory(settings: dict[str, Any]) -> None:
+    """Reduced behind the backward pass; read ahead by workers, by which what is lost is dropped."""
+    told, why = trained(scenario="campaign", replicas=3, events=["kill", "join"], **settings)
+    if "loader" in settings:
+        lines = [line for lines in told["ranks"].values() for line in steps_of(lines)]
+        assert max(line["dropped"] for line in lines) > 0, why
+
+
+@pytest.mark.extended("meetings that are disturbed; the rules have a model", held_by=[CAMPAIGN])
+@pytest.mark.parametrize(
+    "scenario", ["late roster", "frozen", "killed while meeting", "killed and frozen"]
+)
+def test_disturbed_meetings_lead_to_one_step(scenario: str) -> None:
+    """A roster that is late, or has a dead one; a frozen replica that comes back far behind."""
+    trained(scenario=scenario)

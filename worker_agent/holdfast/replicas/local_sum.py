@@ -1,0 +1,242 @@
+"""Sum of a replica's gradients in one step, and its reduction over the replicas.
+
+Belongs here: which micro-batches are in the sum, when buckets are reduced, and whether the result
+is whole. Does not belong here: buffers and collectives (`buckets`), and what members do about a
+reduction that is torn (`replicated`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.local_sgd.sync.group import Group, SyncError
+from holdfast.replicas.buckets import EXTRA, Attempt, Bucket, buckets_of
+from holdfast.replicas.errors import ContentError, ModelError
+from holdfast.replicas.refusals import check_gradients, check_model, names_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class LocalSum:
+    """The gradients of one rank's micro-batches, in `.grad`."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        own: Group,
+        *,
+        micro_batches: int,
+        bucket_bytes: int,
+        overlap: bool,
+    ) -> None:
+        """Take the parameters; hooks on them stay.
+
+        Args:
+            models: Whose parameters are trained.
+            own: The ranks of this replica.
+            micro_batches: Of a step.
+            bucket_bytes: Of gradients that are reduced together.
+            overlap: Reduce beside the backward pass.
+
+        Raises:
+            ModelError: a model cannot be replicated as it is.
+        """
+        check_model(models, own.size)
+        self._models, self._own = models, own
+        trained = {id(one): one for each in models for one in each.parameters()}
+        self._parameters = [one for one in trained.values() if one.requires_grad]
+        if not self._parameters:
+            raise ModelError("the model has no parameter that needs a gradient")
+        tail = micro_batches + EXTRA
+        self.buckets: list[Bucket] = buckets_of(self._parameters, own, tail, bucket_bytes)
+        self.keeps = False
+        """The buffers have the reduced gradient of the newest step."""
+        self._is_checked = False
+        if overlap:
+            self._hook()
+        self.drop()
+
+    def drop(self) -> None:
+        """Begin with zeros."""
+        for one in self._parameters:
+            one.grad = None
+        self.held: set[int] = set()
+        """Micro-batches that are in the sum."""
+        self.torn = ""
+        """Why the reduction is torn; "": it is not, so far."""
+        self._weight, self._now = 0.0, None
+        self._attempt: Attempt | None = None
+        self._others = 0.0
+
+    _now: float | None
+    """Weight of the micro-batch in work; None: it counts as one."""
+
+    def weigh(self, weight: float) -> None:
+        """Add to the weight of the micro-batch in work."""
+        self._now = (self._now or 0.0) + weight
+
+    def add(self, number: int) -> None:
+        """Count a micro-batch whose gradient is in the sum."""
+        self.held.add(number)
+        self._weight += 1.0 if self._now is None else self._now
+        self._now = None
+
+    def check_again(self) -> None:
+        """Look at the model's parameters once more, in the next reduction."""
+        self._is_checked = False
+
+    def arm(self, replicas: Group, deal: Sequence[int], rate: float) -> None:
+        """Reduce buckets from now on as they are filled: the last micro-batch begins.
+
+        Args:
+            replicas: The members.
+            deal: Micro-batches that are in the sum once it ends, besides those that are.
+            rate: The learning rate, which all must have.
+        """
+        self.buckets[0].swap()
+
+        def fill(tail: torch.Tensor) -> None:
+            self._fill(tail, sorted({*self.held, *deal}), rate)
+
+        self._attempt = Attempt(self.buckets, replicas, fill)
+
+    @property
+    def is_armed(self) -> bool:
+        """Buckets are reduced as they are filled."""
+        return self._attempt is not None
+
+    def reduce(self, has_changed: Callable[[], bool]) -> tuple[bool, bool]:
+        """Return (the reduction is torn, members have changed), as all ranks of the replica know.
+
+        They tell each other in one exchange, within replicas of several ranks only: they share
+        collectives, so none may go on to the next forward alone. No vote is made over replicas.
+        """
+        if self.held and not self._is_checked:
+            self._is_checked = True
+            check_gradients(self._models, self._parameters)
+        attempt, self._attempt = self._attempt, None
+        assert attempt is not None  # noqa: S101 - `arm` comes first
+        if not self.torn:
+            try:
+                attempt.finish()
+            except SyncError as error:
+                self.torn = str(error)
+        self.keeps &= not attempt.first_is_whole
+        changed = self._tell(attempt, has_changed) if self._own.size > 1 else False
+        if self.torn:
+            attempt.give_up()
+        return bool(self.torn), changed
+
+    def _tell(self, attempt: Attempt, has_changed: Callable[[], bool]) -> bool:
+        if self.torn:
+            attempt.abandon()
+        weight = self._tail()[-2]
+        told = self._own.gather_scalars([float(bool(self.torn)), float(has_changed()), weight])
+        torn, changed, weights = zip(*told, strict=True)
+        self._others = sum(weights) - weight
+        if any(torn) and not self.torn:
+            self.torn = "it was torn on another rank of this replica"
+        return any(changed)
+
+    def write(self, *, least: int, rate: float) -> None:
+        """Put the gradient of the whole step in place, and keep it.
+
+        Args:
+            least: Times that each micro-batch must be in the sum; 0: it may be missing.
+            rate: This rank's learning rate.
+
+        Raises:
+            ContentError: a micro-batch is missing or doubled, or rates differ.
+        """
+        *counts, weight, rates = self._tail()
+        _check_contents(counts, least)
+        _check_rate(rates / sum(counts), rate)
+        total = (weight + self._others) / self._own.size
+        for bucket in self.buckets:
+            bucket.scale(1 / total)
+            bucket.gather_inside()
+        self.write_kept()
+
+    def take_kept(self, receive: Callable[[torch.Tensor], None]) -> None:
+        """Take the reduced gradient of a step that others keep, in the place of the local sum.
+
+        Args:
+            receive: Fills a tensor.
+
+        Raises:
+            SyncError: it was not given whole; the local sum is as it was.
+        """
+        self.keeps = False
+        try:
+            for bucket in self.buckets:
+                receive(bucket.reduced)
+        except SyncError:
+            for bucket in self.buckets:
+                bucket.allocate()
+            raise
+        self.write_kept()
+
+    def write_kept(self) -> None:
+        """Put the reduced gradient that the buffers have in place."""
+        for bucket in self.buckets:
+            bucket.write()
+        self.held, self.keeps = set(), True
+
+    def _tail(self) -> list[float]:
+        tail: list[float] = self.buckets[-1].tail.tolist()
+        return tail
+
+    def _fill(self, tail: torch.Tensor, held: Sequence[int], rate: float) -> None:
+        """Write what is in the sum; a micro-batch that is not counted yet is in work."""
+        import torch
+
+        weight = self._weight
+        if len(held) > len(self.held):
+            weight += 1.0 if self._now is None else self._now
+        tail.zero_()
+        tail[torch.tensor(held, dtype=torch.long, device=tail.device)] = 1
+        tail[-2], tail[-1] = weight, rate * len(held)
+
+    def _hook(self) -> None:
+        names = names_of(self._models)
+        for number, bucket in enumerate(self.buckets):
+            for one in bucket.parameters:
+                one.register_post_accumulate_grad_hook(self._ready(number, names[id(one)]))
+
+    def _ready(self, number: int, name: str) -> Callable[[Any], None]:
+        def ready(_: Any) -> None:
+            if self._attempt is None or self.torn:
+                return
+            try:
+                in_time = self._attempt.ready(number)
+            except SyncError as error:
+                self.torn = str(error)  # told behind the backward pass, which goes on
+                return
+            if not in_time:
+                raise ModelError(
+                    f"{name}: it has more than one gradient in a micro-batch, as with a reentrant "
+                    "checkpoint or two backward passes; pass overlap=False, or use_reentrant=False"
+                )
+
+        return ready
+
+
+def _check_contents(counts: Sequence[float], least: int) -> None:
+    wrong = {at: int(one) for at, one in enumerate(counts) if not least <= one <= 1}
+    if wrong or not sum(counts):
+        raise ContentError(
+            f"a step's sum has micro-batches so many times: {wrong}, and each must be in it once; "
+            "this is a fault of Holdfast: report it with the log of all ranks"
+        )
+
+
+def _check_rate(mean: float, mine: float) -> None:
+    if abs(mean - mine) > 1e-5 * abs(mine):
+        raise ContentError(
+            f"the learning rate is {mine:g} here and {mean:g} on average over the replicas; call "
+            "replicated.carry('schedule', scheduler) before the first step, so that joiners are "
+            "given it"
+        )
