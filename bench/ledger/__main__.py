@@ -82,8 +82,9 @@ class SimulatedJob:
                 warm=True,
             )
             self.take(Connected(rank + 1, hello))
-        started = wire.RoundStarted(first_step=True, step=1)
-        self.say(*((rank, started) for rank in range(readers)))
+        if mode == WORLD:  # replicas may read before all have stepped, and start for long
+            started = wire.RoundStarted(first_step=True, step=1)
+            self.say(*((rank, started) for rank in range(readers)))
 
     def _spec(self) -> wire.MasterSpec:
         kinds = (wire.BudgetKind.FAILURES, wire.BudgetKind.PREEMPTIONS, wire.BudgetKind.RESCALES)

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.data.batches import Batches, BatchOptions
+    from holdfast.data.quota import QuotaSampler
     from holdfast.data.sample_map import Last, SampleMap
 
-__all__ = ["BatchOptions", "Batches", "Last", "SampleMap"]
+__all__ = ["BatchOptions", "Batches", "Last", "QuotaSampler", "SampleMap"]
 _MODULES = {
     "BatchOptions": "batches",
     "Batches": "batches",
     "Last": "sample_map",
+    "QuotaSampler": "quota",
     "SampleMap": "sample_map",
 }
 

@@ -106,8 +106,17 @@ class Batches:
         """
         if start is not None:
             self._replicated.steps = start
-        while self._replicated.steps < self.end:
-            yield Step(self, self._replicated)
+        try:
+            while self._replicated.steps < self.end:
+                yield Step(self, self._replicated)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the loader's workers, and drop what was read ahead."""
+        self._ahead = None
+        self._asked.clear()
+        self._kept.clear()
 
     def read(self, key: Key) -> tuple[bool, Any]:
         """Return whether a micro-batch has samples for this rank, and its batch."""

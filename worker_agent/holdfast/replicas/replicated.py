@@ -136,6 +136,11 @@ class Replicated:
         """Numbers of the replicas that train together."""
         return self._membership.replicas
 
+    @property
+    def saves(self) -> bool:
+        """This replica is to save checkpoints: the first, whose state all can load."""
+        return self._group.rank == 0
+
     def dealt(self) -> Iterator[int]:
         """Yield the micro-batches of the next step that this replica computes.
 

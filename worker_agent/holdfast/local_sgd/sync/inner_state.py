@@ -85,7 +85,7 @@ class TorchInnerState:
         )
 
     def take(self, number: int, entries: Sequence[StateEntry]) -> None:
-        """Put a unit's state, or buffers, in place; what is not finite is left out, unless exact."""
+        """Put a unit's state, or buffers, in place: what is not finite only where `exact`."""
         import torch
 
         if number == self._units():
