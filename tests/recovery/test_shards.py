@@ -119,3 +119,20 @@ def test_each_record_is_read_once_though_agents_are_killed(
     assert_all_once(tmp_path)
     began = starts(tmp_path)
     assert max(step for _, _, step in began) > 0, "some went on from a checkpoint"
+
+
+def test_a_killed_master_leases_no_shard_twice(start_job: StartJob, tmp_path: Path) -> None:
+    """Twice, at drawn instants: its successor has the journal, and no process begins again."""
+    seed = random.randrange(10_000)
+    luck = random.Random(seed)
+    job = start(start_job, tmp_path, replicas=2)
+    job.wait_step(3)
+    for _ in range(2):
+        time.sleep(luck.uniform(0.2, 1.0))
+        endpoint, epoch = job.home.endpoint(), job.status().epoch
+        assert endpoint is not None
+        os.kill(endpoint.pid, signal.SIGKILL)
+        job.wait_for("a new epoch", lambda: job.status().epoch > epoch)  # noqa: B023
+    assert job.finish() == 0, f"seed {seed}\n{job.evidence()}"
+    assert_all_once(tmp_path)
+    assert len(starts(tmp_path)) == 2
