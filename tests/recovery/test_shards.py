@@ -24,7 +24,7 @@ _TRAIN = f'''
     import json, os, pathlib, sys, time
     import torch, torch.distributed as dist
     import holdfast
-    from holdfast.data.shards import Shards
+    from holdfast.data.shards import ShardReader
     from holdfast.flash.schedule import Schedule
 
     folder, pause = pathlib.Path(sys.argv[1]), float(sys.argv[2])
@@ -39,7 +39,7 @@ _TRAIN = f'''
         index = int(shard)
         yield from range(first[index] + start, first[index] + sizes[index])
 
-    shards = Shards([str(i) for i in range({SHARDS})], read, epochs={EPOCHS}, seed=3)
+    shards = ShardReader([str(i) for i in range({SHARDS})], read, epochs={EPOCHS}, seed=3)
     model = torch.nn.Module()
     model.register_parameter("counts", torch.nn.Parameter(torch.zeros(sum(sizes))))
     flash = holdfast.Checkpointer(folder / "checkpoints", model=model,

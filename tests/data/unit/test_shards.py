@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.data.shard_link import AgentSource, ShardError
 from holdfast.data.shard_state import DoneShards, of_plain
-from holdfast.data.shards import Record, Shards
+from holdfast.data.shards import ShardReader, ShardRecord
 from holdfast_agent.workers.shard_relay import ShardRelay
 from holdfast_master.policies.data import ledger as policy
 from holdfast_master.policies.data.ledger import Group, Ledger, Reader
@@ -30,7 +30,7 @@ def read(shard: str, start: int) -> Iterator[tuple[str, int]]:
     return iter([(shard, record) for record in range(start, size)])
 
 
-def once(records: list[Record[tuple[str, int]]], epochs: int = 1) -> None:
+def once(records: list[ShardRecord[tuple[str, int]]], epochs: int = 1) -> None:
     """Assert that each record is there once for each epoch."""
     found = collections.Counter((one.epoch, *one.value) for one in records)
     wanted = {
@@ -44,7 +44,7 @@ def once(records: list[Record[tuple[str, int]]], epochs: int = 1) -> None:
     assert all((one.shard, one.position) == one.value for one in records)
 
 
-def take(shards: Shards[Any], count: int) -> list[Record[Any]]:
+def take(shards: ShardReader[Any], count: int) -> list[ShardRecord[Any]]:
     """Take so many records, or those that are left."""
     return [record for _, record in zip(range(count), shards, strict=False)]
 
@@ -166,11 +166,11 @@ def readers(rank: Any, world: int, round_number: int = 1, path: str = "", **more
     made = []
     for number in range(world):
         rank(number, world, round_number, path)
-        made.append(Shards(NAMES, read, seed=7, **more))
+        made.append(ShardReader(NAMES, read, seed=7, **more))
     return made
 
 
-def restored(states: list[dict[str, Any]], made: list[Shards[Any]]) -> None:
+def restored(states: list[dict[str, Any]], made: list[ShardReader[Any]]) -> None:
     """Have the readers of a world load the states of another, as the checkpoint does."""
     for number, one in enumerate(made):
         if len(states) == len(made):
@@ -179,9 +179,9 @@ def restored(states: list[dict[str, Any]], made: list[Shards[Any]]) -> None:
             one.load_state_dict(one.reshard(states, number, len(made)))
 
 
-def begun(made: list[Shards[Any]], count: int = 0) -> list[Record[Any]]:
+def begun(made: list[ShardReader[Any]], count: int = 0) -> list[ShardRecord[Any]]:
     """Have all readers begin at once, which a world's do, and take some records each."""
-    found: list[list[Record[Any]]] = [[] for _ in made]
+    found: list[list[ShardRecord[Any]]] = [[] for _ in made]
 
     def run(number: int) -> None:
         found[number] = take(made[number], count or 10**6)
@@ -235,23 +235,23 @@ def test_one_rank_of_several_does_not_guess_what_others_had_done(master: Master,
     begun(old, 2)
     rank(0, 2)
     with pytest.raises(ShardError, match="holdfast-run"):
-        Shards(NAMES, read, seed=7).load_state_dict(old[0].state_dict())
+        ShardReader(NAMES, read, seed=7).load_state_dict(old[0].state_dict())
 
 
 def test_a_checkpoint_of_another_list_is_refused(rank: Any) -> None:
     """Its ordinals mean other shards."""
     rank(0, 1)
-    state = Shards(NAMES, read, seed=7).state_dict()
+    state = ShardReader(NAMES, read, seed=7).state_dict()
     with pytest.raises(ShardError, match="another list"):
-        Shards(NAMES[1:], read, seed=7).load_state_dict(state)
+        ShardReader(NAMES[1:], read, seed=7).load_state_dict(state)
     with pytest.raises(ShardError, match="another list"):
-        Shards(NAMES, read, seed=8).load_state_dict(state)
+        ShardReader(NAMES, read, seed=8).load_state_dict(state)
 
 
 def test_a_state_is_loaded_before_the_first_record(rank: Any) -> None:
     """Afterwards it would be mixed with what was read."""
     rank(0, 1)
-    shards = Shards(NAMES, read)
+    shards = ShardReader(NAMES, read)
     state = shards.state_dict()
     shards.load_state_dict(state)
     next(shards)
@@ -262,9 +262,9 @@ def test_a_state_is_loaded_before_the_first_record(rank: Any) -> None:
 def test_a_reader_that_cannot_seek_reads_a_shard_twice_and_says_so_once(rank: Any) -> None:
     """The count has all records that were read again."""
     rank(0, 1)
-    first = Shards(NAMES, read, seekable=False)
+    first = ShardReader(NAMES, read, seekable=False)
     take(first, 2)  # of the first shard's three
-    again = Shards(NAMES, lambda shard, _: read(shard, 0), seekable=False)
+    again = ShardReader(NAMES, lambda shard, _: read(shard, 0), seekable=False)
     again.load_state_dict(first.state_dict())
     with pytest.warns(RuntimeWarning, match=r"2 records twice"):
         assert next(again).position == 0
@@ -277,7 +277,7 @@ def test_shards_are_shuffled_alike_on_all_ranks_and_anew_in_each_epoch(rank: Any
     rank(0, 1)
 
     def order(seed: int | None) -> list[str]:
-        shards = Shards(NAMES, read, epochs=2, seed=seed)
+        shards = ShardReader(NAMES, read, epochs=2, seed=seed)
         return [one.shard for one in shards if one.position == 0]
 
     assert order(7) == order(7) != order(8)
@@ -305,7 +305,7 @@ def test_a_request_that_a_master_did_not_hear_is_made_again(master: Master, rank
     """By the agent, when the next master is there."""
     made = readers(rank, 1, path=master.path)
     master.away = True
-    found: list[Record[Any]] = []
+    found: list[ShardRecord[Any]] = []
     thread = threading.Thread(target=lambda: found.extend(take(made[0], 10**6)))
     thread.start()
     wait(master, lambda: bool(master.relay._processes))
@@ -342,7 +342,7 @@ def test_a_later_request_that_was_not_heard_is_made_again_too(master: Master, ra
 def test_what_a_replica_has_committed_outlives_it(master: Master, rank: Any) -> None:
     """Each commit goes to the agent, and on to the master at the process's end."""
     rank(0, 1, 1, master.path, replica=4)
-    shards = Shards(NAMES, read, seed=None)
+    shards = ShardReader(NAMES, read, seed=None)
     take(shards, 2)
     shards.commit(1)
     take(shards, 4)  # of shards of 3, 1 and 4 records

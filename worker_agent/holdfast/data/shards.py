@@ -1,7 +1,7 @@
 """Shards of a dataset, each record once: an iterable that leases them, for a training loop.
 
 ```python
-shards = Shards(sorted(glob("/data/*.tar")), read=records_of, name="train", epochs=3, seed=0)
+shards = ShardReader(sorted(glob("/data/*.tar")), read=records_of, name="train", epochs=3, seed=0)
 flash = holdfast.Checkpointer("/shared/run", model=model, optimizer=optimizer,
                               per_rank={"shards": shards})
 step = flash.load()
@@ -33,7 +33,7 @@ from holdfast.data.shard_state import ReaderProgress, ReaderState
 from holdfast.environment import Environment
 from holdfast_wire.messages import ReaderOpened, ReaderReport, ShardsLeased
 
-__all__ = ["Record", "ShardError", "Shards"]
+__all__ = ["ShardError", "ShardReader", "ShardRecord"]
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ MOST_AHEAD: Final = 64
 """Shards that are asked for at once."""
 
 
-class Record(NamedTuple, Generic[T]):
+class ShardRecord(NamedTuple, Generic[T]):
     """A record, and its place."""
 
     epoch: int
@@ -59,7 +59,7 @@ class Record(NamedTuple, Generic[T]):
     """The record itself."""
 
 
-class Shards(Generic[T]):
+class ShardReader(Generic[T]):
     """Records of shards that no other reader reads; iterate over it once.
 
     Under an agent the job's master leases shards, and a world of any size goes on where its
@@ -136,7 +136,7 @@ class Shards(Generic[T]):
         """Return itself: what was read is not read again."""
         return self
 
-    def __next__(self) -> Record[T]:
+    def __next__(self) -> ShardRecord[T]:
         """Return the next record.
 
         Raises:
@@ -156,7 +156,7 @@ class Shards(Generic[T]):
                 continue
             held[ordinal] = position + 1
             epoch, shard = self._named(ordinal)
-            return Record(epoch, shard, position, value)
+            return ShardRecord(epoch, shard, position, value)
 
     def _begin(self) -> bool:
         """Begin the next leased shard; False: nothing is left."""

@@ -39,7 +39,7 @@ class Reader(NamedTuple):
     """Rank within the group's world."""
 
 
-class Change(NamedTuple):
+class CommittedChange(NamedTuple):
     """A change by committed progress."""
 
     step: int
@@ -72,7 +72,7 @@ class Ledger:
     """Groups that have begun, with their numbers of readers."""
     newest: int = 0
     """Newest step that progress was committed with."""
-    changes: list[Change] = dataclasses.field(default_factory=list)
+    changes: list[CommittedChange] = dataclasses.field(default_factory=list)
     """Changes by replicas' progress, oldest first, for a restore."""
     forgotten: int = 0
     """Newest step whose change is not kept any more: no restore reaches a step before it."""
@@ -177,7 +177,7 @@ class Ledger:
             self.late += 1
             return False
         if reader.group.replica:
-            self.changes.append(Change(step, ordinal, position))
+            self.changes.append(CommittedChange(step, ordinal, position))
         return True
 
     def keep_only(self, groups: Collection[Group]) -> None:
@@ -311,7 +311,7 @@ def of_message(message: wire.ShardLedger) -> Ledger:
         asked={reader: one.request for reader, one in leases.items() if one.request},
         groups={Group(one.replica, one.round): one.readers for one in message.groups},
         newest=message.newest,
-        changes=[Change(one.step, one.ordinal, one.position) for one in message.changes],
+        changes=[CommittedChange(one.step, one.ordinal, one.position) for one in message.changes],
         forgotten=message.forgotten,
         late=message.late,
     )
