@@ -78,7 +78,7 @@ class _FourWorkers(Holdfast):
         budgets = {"failures": {"limit": 10_000}, "noProgressRestarts": {"limit": 1_000}}
         job["spec"] |= {"replicas": RANKS, "failurePolicy": {"budgets": budgets}}
         if self.are_replicas:
-            job["spec"]["localSGD"] = {"replicaNodes": 1}
+            job["spec"]["replicaPolicy"] = {"nodesPerReplica": 1}
         container = job["spec"]["worker"]["template"]["spec"]["containers"][0]
         command = [one for one in container["command"] if one != "--sdk"]
         more = ["--replicas"] if self.are_replicas else []

@@ -86,17 +86,18 @@ class Masters:
         return tuple(made)
 
     async def _sync(self, owner: Owner, context: Any) -> AsyncIterator[bytes]:
-        spec = wire.MasterSpec()
+        orders = _Orders()
         self.streams += 1
         try:
-            while not isinstance(said := await _next(context), wire.PodListDone):
-                spec = said if isinstance(said, wire.MasterSpec) else spec
-            reading = asyncio.create_task(_drain(context))
-            status = _status(owner, spec)
+            while not orders.take(await _next(context)):
+                pass
+            reading = asyncio.create_task(_heed(context, orders))
+            status = _status(owner, orders.spec)
             try:
                 yield codec.encode(wire.SyncResponse(message=status))
                 while True:
-                    await asyncio.sleep(max(self.step_seconds, spec.progress_seconds) or 1.0)
+                    pace = max(self.step_seconds, orders.spec.progress_seconds)
+                    await asyncio.sleep(pace or 1.0)
                     if self.step_seconds:
                         status = dataclasses.replace(status, step=status.step + 1)
                         yield codec.encode(wire.SyncResponse(message=status))
@@ -106,6 +107,19 @@ class Masters:
             self.streams -= 1
 
 
+@dataclasses.dataclass(slots=True)
+class _Orders:
+    """What an operator has told a master so far."""
+
+    spec: wire.MasterSpec = dataclasses.field(default_factory=wire.MasterSpec)
+
+    def take(self, said: object) -> bool:
+        """Take a message; return True for the end of the list of pods."""
+        if isinstance(said, wire.MasterSpec):
+            self.spec = said
+        return isinstance(said, wire.PodListDone)
+
+
 async def _next(context: Any) -> Any:
     data = await context.read()
     if data is grpc.aio.EOF:
@@ -113,9 +127,10 @@ async def _next(context: Any) -> Any:
     return codec.decode(wire.SyncRequest, data).message
 
 
-async def _drain(context: Any) -> None:
-    while await context.read() is not grpc.aio.EOF:
-        pass
+async def _heed(context: Any, orders: _Orders) -> None:
+    """Read what comes after the list of pods: the first jobs of many are told a slower pace."""
+    while (data := await context.read()) is not grpc.aio.EOF:
+        orders.take(codec.decode(wire.SyncRequest, data).message)
 
 
 async def _watch(_request: bytes, _context: object) -> AsyncIterator[bytes]:

@@ -36,6 +36,7 @@ async def created(stage: ScaleStage, jobs: int, workers: int, limit_s: float) ->
     pods = jobs * workers + jobs * stage.masters.serves
     kubelets = stage.kubelets
     before, began = await stage.operator.moment(), time.monotonic()
+    stage.operator.jobs += jobs
     await stage.apply(jobs, workers)
     await stage.until("all pods", lambda: len(kubelets.made) >= pods, limit_s)
     made_s = max(kubelets.made.values()) - began
@@ -72,6 +73,7 @@ async def taken_over(stage: ScaleStage, jobs: int, workers: int, limit_s: float)
     running = stage.kubelets.running
     await stage.until("all stored", lambda: len(running) > pods + workers, limit_s, ended=True)
     stage.operator, began = stage.begin(), time.monotonic()
+    stage.operator.jobs = jobs + 1
     await until_ready(stage)
     ready_s = time.monotonic() - began
     await stage.until("all masters", lambda: stage.masters.streams > jobs, limit_s)

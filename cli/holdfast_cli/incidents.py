@@ -16,7 +16,7 @@ import click
 from holdfast_cli.arguments import output_option, place_argument
 from holdfast_cli.client import JobClient
 from holdfast_cli.errors import BadInputError
-from holdfast_cli.render import columns, counted, duration, to_json, to_plain
+from holdfast_cli.render import columns, counted, duration, stopped, to_json, to_plain
 from holdfast_cli.target import JobTarget
 from holdfast_cli.terminal_text import clean
 from holdfast_wire import messages as wire
@@ -100,7 +100,9 @@ def moment(unix: float) -> str:
 def where(one: wire.Incident) -> str:
     """Return the culprit."""
     named = (("rank", one.culprit_rank), ("node", one.culprit_node))
-    return " on ".join(f"{word} {number}" for word, number in named if number) or "-"
+    text = " on ".join(f"{word} {number}" for word, number in named if number) or "-"
+    # Ranks count within a replica.
+    return f"{text}, replica {one.lost_replicas[0]}" if len(one.lost_replicas) == 1 else text
 
 
 def lasted(one: wire.Incident) -> str:
@@ -123,6 +125,7 @@ def whole(answer: wire.GetIncidentResponse) -> str:
         f"Duration    {lasted(one)}",
         f"Steps lost  {one.steps_redone}",
         f"Rounds      {one.from_round} -> {one.to_round or 'none'}",
+        *([f"Replicas    {stopped(one)} stopped"] if one.lost_replicas else []),
         *(f"Evidence    {clean(text)}" for text in one.evidence),
     ]
     return "\n".join([*lines, *_ranks(answer)])

@@ -158,6 +158,8 @@ class LiveView(View):
         facts = Table.grid(padding=(0, 3))
         loss = f"{status.loss:.4f}" if status.has_loss else "-"
         size = f"{status.active_nodes} of {status.replicas}"
+        if status.wanted_replicas:
+            size += f", {status.replicas_in_step}/{status.wanted_replicas} replicas in step"
         facts.add_row("world", "nodes", "round", "step", "loss", "samples", "goodput", style="dim")
         facts.add_row(
             str(status.world_size),

@@ -174,9 +174,12 @@ def status(job: str | None, where: Mapping[str, str], output: str) -> None:
         _list_jobs(where, output)
         return
     with find_place(os.environ, job, where) as place, JobClient(place) as client:
-        found, ended = client.call(wire.GetJobRequest()).status, client.ended
+        answer, ended = client.call(wire.GetJobRequest()), client.ended
     unkept = ended.unkept if ended is not None else frozenset[str]()
-    _show(output, found, lambda: render.status_table(found, unkept))
+    shown = render.to_plain(answer.status)
+    if answer.replicas:
+        shown["replica_states"] = render.to_plain(answer.replicas)
+    _show(output, shown, lambda: render.status_screen(answer, unkept))
 
 
 def _list_jobs(where: Mapping[str, str], output: str) -> None:

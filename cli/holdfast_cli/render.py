@@ -111,6 +111,8 @@ def status_line(status: wire.JobStatus) -> str:
         f"round {status.round}",
         f"step {step_number(status)}",
     ]
+    if status.wanted_replicas:
+        parts.insert(2, f"in step {status.replicas_in_step}/{status.wanted_replicas}")
     if status.has_loss:
         parts.append(f"loss {status.loss:.4f}")
     if status.samples_per_second:
@@ -135,16 +137,14 @@ def status_table(status: wire.JobStatus, unkept: Collection[str] = ()) -> str:
         unkept: Lines whose fields are not known any more, because the job has ended.
     """
     size = f"{status.replicas} (min {status.min_replicas}, max {status.max_replicas})"
+    counts = [("Workers", size), ("Replicas", _in_step(status))]
     nodes = f"{status.active_nodes} active, {status.ready_nodes} ready"
     rows = [
         ("Job", f"{status.name} ({status.uid})"),
         ("Phase", f"{phase_name(status)}  {status.reason}  {status.text}".strip()),
-        (
-            "World",
-            f"{counted(status.world_size, 'rank')}, round {status.round}, epoch {status.epoch}",
-        ),
+        ("World", f"{_ranks(status)}, round {status.round}, epoch {status.epoch}"),
         ("Nodes", f"{nodes}, {status.standby_nodes} standby"),
-        ("Replicas", size),
+        *(counts if status.wanted_replicas else [("Replicas", size)]),
         ("Step", _step(status)),
         ("Checkpoints", _checkpoints(status)),
         ("Loss", f"{status.loss:.4f}" if status.has_loss else "not reported"),
@@ -165,6 +165,53 @@ def status_table(status: wire.JobStatus, unkept: Collection[str] = ()) -> str:
     return "\n".join(f"{name + ':':<13}{clean(text)}" for name, text in known)
 
 
+def _ranks(status: wire.JobStatus) -> str:
+    """Return the processes of the whole job, and how many of them replicas in step have."""
+    text = counted(status.world_size, "rank")
+    return f"{text}, {status.ranks_in_step} in step" if status.wanted_replicas else text
+
+
+def _in_step(status: wire.JobStatus) -> str:
+    return f"{status.replicas_in_step} of {status.wanted_replicas} in step"
+
+
+def status_screen(answer: wire.GetJobResponse, unkept: Collection[str] = ()) -> str:
+    """Return `holdfast status`: the job, and its replicas where it has some.
+
+    Of many replicas those that are in step are counted.
+
+    Args:
+        answer: The master's answer.
+        unkept: Lines whose fields are not known any more, because the job has ended.
+    """
+    text = status_table(answer.status or wire.JobStatus(), unkept)
+    if not answer.replicas:
+        return text
+    shown, in_step = list(answer.replicas), wire.ReplicaState.IN_STEP
+    if len(shown) > _SHOWN:
+        shown = [one for one in shown if one.state is not in_step]
+    header = ("REPLICA", "STATE", "NODES", "RANKS", "ROUND", "STEP")
+    rows = [_replica_row(one) for one in shown[:_SHOWN]]
+    parts = [text, "", *([columns(header, rows)] if rows else [])]
+    left = len(answer.replicas) - len(rows)
+    if left:
+        parts.append(f"{counted(left, 'more replica')}")
+    return "\n".join(parts)
+
+
+def _replica_row(one: wire.ReplicaInfo) -> tuple[str, ...]:
+    nodes = ",".join(map(str, one.node_ranks[:_SHOWN]))
+    more = ",…" if len(one.node_ranks) > _SHOWN else ""
+    return (
+        str(one.number),
+        words(one.state),
+        nodes + more,
+        str(one.ranks),
+        str(one.round),
+        str(one.step) if one.step else "-",
+    )
+
+
 def _sync(sync: wire.SyncChosen) -> str:
     """Return how replicas have chosen to agree, or would."""
     often = "in each step" if sync.interval <= 1 else f"each {sync.interval} steps"
@@ -174,7 +221,7 @@ def _sync(sync: wire.SyncChosen) -> str:
 
 
 def _roster(status: wire.JobStatus) -> str:
-    """Return the replicas that synchronise under local SGD."""
+    """Return the replicas that synchronise with each other."""
     numbers = status.outer_replicas
     more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
     named = ", ".join(map(str, numbers[:_SHOWN]))
@@ -196,13 +243,20 @@ def nodes_table(nodes: Sequence[wire.NodeInfo]) -> str:
     )
     rows = [_node_row(node) for node in nodes]
     if any(node.replica for node in nodes):
-        header = (*header, "REPLICA")
-        numbers = (str(node.replica or "-") for node in nodes)
-        rows = [(*row, number) for row, number in zip(rows, numbers, strict=True)]
+        header = (*header, "REPLICA", "IN STEP")
+        rows = [(*row, *_replica_of(node)) for row, node in zip(rows, nodes, strict=True)]
     if any(node.preflight for node in nodes):
         header = (*header, "CHECK")
         rows = [(*row, node.preflight or "-") for row, node in zip(rows, nodes, strict=True)]
     return columns(header, rows)
+
+
+def _replica_of(node: wire.NodeInfo) -> tuple[str, str]:
+    """Return the number of a node's replica, and whether it is in step or its state."""
+    if not node.replica:
+        return "-", "-"
+    in_step = node.replica_state is wire.ReplicaState.IN_STEP
+    return str(node.replica), "yes" if in_step else words(node.replica_state)
 
 
 def history_table(history: Sequence[wire.HostHistory]) -> str:
@@ -265,7 +319,7 @@ def incidents_table(incidents: Sequence[wire.Incident]) -> str:
     A dash: the phase was not reached, because another incident came first. `not seen`: no rank
     reports steps. With a tilde: guessed from collectives.
     """
-    header = (
+    header: tuple[str, ...] = (
         "TIME",
         "INCIDENT",
         "CULPRIT",
@@ -276,7 +330,11 @@ def incidents_table(incidents: Sequence[wire.Incident]) -> str:
         "FIRST STEP",
         "REDONE",
     )
-    return columns(header, [_incident_row(incident) for incident in incidents])
+    rows = [_incident_row(incident) for incident in incidents]
+    if any(incident.lost_replicas for incident in incidents):
+        header = (*header, "REPLICAS STOPPED")
+        rows = [(*row, stopped(one) or "-") for row, one in zip(rows, incidents, strict=True)]
+    return columns(header, rows)
 
 
 def words(member: enum.Enum) -> str:
@@ -371,13 +429,27 @@ def _incident_row(incident: wire.Incident) -> tuple[str, ...]:
     )
 
 
+def stopped(incident: wire.Incident) -> str:
+    """Return how much of a job of replicas an incident stopped; empty: it is one world."""
+    if not incident.lost_replicas:
+        return ""
+    if not incident.going_replicas:
+        return "all"
+    whole = len(incident.lost_replicas) + incident.going_replicas
+    return f"{len(incident.lost_replicas)} of {whole}"
+
+
 def health_screen(health: wire.GetHealthResponse) -> str:
     """Return `holdfast health`: verdicts, then each rank with its lag as a bar."""
     hang = [_hang(health.hang)] if health.hang is not None else []
     parts = [_judged(health), *hang, *(_verdict(one) for one in health.slow)]
     if health.ranks:
         rows = [_rank_row(one, health.step_seconds) for one in health.ranks]
-        parts.append(columns(("RANK", "NODE", "STEP", "LOCAL", "LAG", ""), rows))
+        header: tuple[str, ...] = ("RANK", "NODE", "STEP", "LOCAL", "LAG", "")
+        if any(one.replica for one in health.ranks):
+            header = ("REPLICA", *header)
+            rows = [(str(one.replica), *row) for one, row in zip(health.ranks, rows, strict=True)]
+        parts.append(columns(header, rows))
     return "\n".join(parts)
 
 

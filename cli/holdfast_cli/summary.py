@@ -85,6 +85,6 @@ def _course(incident: Incident, *, replicas: bool) -> str:
         return f"no step followed: {where}"
     guess = "~" if incident.first_step_guessed else ""
     whole = render.duration(stepped + incident.detection_seconds)
-    alone = replicas and incident.cause not in _OF_ALL
+    alone = incident.going_replicas > 0 and incident.cause not in _OF_ALL
     step = "its own next step, while other replicas trained on" if alone else "the next step"
     return f"{guess}{whole} to {step}: {where}"

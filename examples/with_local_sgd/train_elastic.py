@@ -2,8 +2,8 @@
 
 Each replica is a torch world of its own: `init_process_group` has its ranks, and the model's shards
 are theirs. The agent names the other replicas by a roster, which `members_of_environment` reads.
-The job's file says how many nodes a replica has (`spec.localSGD.replicaNodes`). Without an agent,
-or without that field, the replicas are fixed.
+The job's file says how many nodes a replica has (`spec.replicaPolicy.nodesPerReplica`). Without an
+agent, or without that field, the replicas are fixed.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from holdfast_master.job.requests import (
     figures,
     job_end,
     operator_messages,
+    replica_views,
     user_requests,
     views,
 )
@@ -107,6 +108,11 @@ class Core:
         """The whole small truth, for JobService and the operator."""
         self.job.clock.moment = now
         return views.status(self.job)
+
+    def replicas(self, now: inputs.Moment) -> tuple[wire.ReplicaInfo, ...]:
+        """Every replica of the world whose processes run, by number."""
+        self.job.clock.moment = now
+        return replica_views.listed(self.job)
 
     def nodes(self, now: inputs.Moment) -> tuple[wire.NodeInfo, ...]:
         """Every known or expected node, in node rank order."""

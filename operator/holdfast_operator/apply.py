@@ -108,8 +108,10 @@ class Applier:
                 if not self._learns(error):
                     raise
         before = state.status.fields
-        notes = {name: before[name] for name in _NOTES if name in before}
-        state.status.written({**status, **notes})
+        written = {**status, **{name: before[name] for name in _NOTES if name in before}}
+        answered = state.body.get("status")
+        # Equal ones are kept once.
+        state.status.written(answered if answered == written else written)
 
     def _declared(self, status: dict[str, Any]) -> dict[str, Any]:
         """Return a status without the fields that the CRD lacks."""

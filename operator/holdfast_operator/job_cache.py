@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from holdfast_operator.state.job_state import Key
+from holdfast_operator.state.job_state import Key, with_spec_of
 
 Body = Mapping[str, Any]
 
@@ -65,7 +65,7 @@ class JobCache:
         known = of_name.get(_uid(body))
         if known is not None and (same_version(body, known) or _version(body) < _version(known)):
             return False
-        of_name[_uid(body)] = body
+        of_name[_uid(body)] = body if known is None else with_spec_of(known, body)
         ended = "completionTime" in (body.get("status") or {})
         (self._going.discard if ended else self._going.add)(_uid(body))
         return True

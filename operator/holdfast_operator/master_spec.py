@@ -30,7 +30,7 @@ def master_spec(
         min_replicas=size.least,
         max_replicas=size.most,
         node_unit=spec.node_unit,
-        replica_nodes=spec.replica_nodes,
+        nodes_per_replica=spec.nodes_per_replica,
         standbys=spec.standbys,
         success_policy=spec.success_policy,
         join_window_seconds=float(spec.join_window_s),

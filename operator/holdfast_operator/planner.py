@@ -63,7 +63,7 @@ def plan(job: PlannedJob, pods: Iterable[ObservedPod], master: MasterView, now: 
     known = tuple(judged(overdue(seen, now), job, master, now))
     known = tuple(stranded(known, job, gone(known, job, now)))
     existing = by_slot(known)
-    wanted = (MASTER_SLOT,) if job.spec.suspend else tuple(wanted_slots(job.spec))
+    wanted = (MASTER_SLOT,) if job.spec.suspend else wanted_slots(job.spec)
     look = Look(
         job=job,
         pods=existing,

@@ -37,6 +37,7 @@ from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.record import PodRecord
 from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.spec import from_object, not_supported
+from holdfast_operator.spec.renamed_fields import FIELD_DEPRECATED, deprecations
 from holdfast_operator.state.credentials import HeldCredentials
 from holdfast_operator.state.job_state import JobState, Key
 from holdfast_operator.state.link import Link
@@ -163,7 +164,7 @@ class Reconciler:
         if pod.slot.role is Role.WORKER:
             state.link.send(state.observation(pod, gone=gone))
         state.shows(pod, gone=gone)
-        state.link.probe_now()
+        state.link.probes(pod, gone=gone)
 
     def node_noticed(self, node: str) -> None:
         """Tell the masters of a node's workers that its end is announced, or not any more.
@@ -357,12 +358,17 @@ class Reconciler:
                 state.credentials.are_prepared()
 
     def _refuses(self, state: JobState) -> bool:
-        """End a job that asks for missing features and return True; with pods it gets a notice."""
+        """End a job that asks for missing features and return True; with pods it gets a notice.
+
+        Deprecated fields are named in events, once per generation and operator.
+        """
+        now = time.time()
+        old = [notice(FIELD_DEPRECATED, text, now) for text in deprecations(state.body)]
+        self._reporter.report(state.owner, old)
         found = not_supported(state.body, self._crd)
         if not found:
             return False
         text = "; ".join(map(str, found))
-        now = time.time()
         if "templateRevision" in state.status.fields:
             self._reporter.report(state.owner, [notice(NOT_SUPPORTED, f"ignored: {text}", now)])
             return False

@@ -49,7 +49,8 @@ def test_a_local_job_of_replicas_serves_its_metrics_and_prints_a_span_for_its_re
         *("--pause=0.05", "--interval=5", "--steps=1000000"),  # stopped when all has been seen
     ]
     port = free_port()
-    spec = elastic_job("seen", script, replicas=2, maxReplicas=2, localSGD={"replicaNodes": 1})
+    policy = {"nodesPerReplica": 1}
+    spec = elastic_job("seen", script, replicas=2, maxReplicas=2, replicaPolicy=policy)
     with RunningJob(spec, tmp_path, flags=[f"--metrics-port={port}"]) as job:
         job.wait_for("two replicas", lambda: _scraped(port).get("holdfast_job_replicas") == 2)
         job.wait_for("a sync", lambda: _scraped(port).get("holdfast_job_sync_seconds", 0) > 0)

@@ -28,7 +28,7 @@ def start(start_job: StartJob, tmp_path: Path, *flags: str, replicas: int = 3) -
         replicas=replicas,
         minReplicas=1,
         maxReplicas=6,
-        localSGD={"replicaNodes": 1},
+        replicaPolicy={"nodesPerReplica": 1},
     )
     job.wait_for("all replicas in a roster", lambda: len(job.status().outer_replicas) == replicas)
     job.wait_step(10)

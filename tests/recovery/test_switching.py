@@ -49,7 +49,7 @@ def test_a_choice_of_replicas_outlives_a_lost_one(start_job: StartJob, tmp_path:
         script=[switching_script.__file__, str(fast), "elastic"],
         replicas=3,
         minReplicas=1,
-        localSGD={"replicaNodes": 1},
+        replicaPolicy={"nodesPerReplica": 1},
     )
     slow = job.wait_event("SyncSwitched")
     assert "not after each 2 steps: agreement costs" in slow.text

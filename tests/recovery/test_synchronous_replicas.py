@@ -48,7 +48,11 @@ def test_a_rank_an_agent_and_the_master_are_killed_and_the_others_miss_no_step(
     script = ["examples/with_replicas/train.py", "--steps=160", "--pause=0.02"]
     script.append(f"--checkpoint-dir={tmp_path / 'checkpoints'}")
     job = start_job(
-        script=script, replicas=3, minReplicas=1, maxReplicas=4, localSGD={"replicaNodes": 1}
+        script=script,
+        replicas=3,
+        minReplicas=1,
+        maxReplicas=4,
+        replicaPolicy={"nodesPerReplica": 1},
     )
     epoch = until_all_are_in(job, 0)
     job.wait_step(10)

@@ -102,4 +102,4 @@ def test_a_job_of_replicas_survives_whatever_happens(first: int) -> None:
     """
     for seed in range(first, first + PER_TEST):
         scenario = draw(seed)
-        _check(dataclasses.replace(scenario, replica_nodes=scenario.unit))
+        _check(dataclasses.replace(scenario, nodes_per_replica=scenario.unit))

@@ -88,7 +88,7 @@ def _run(job: JobContext) -> None:
         if not newest.assigned and not job.worlds.broken:
             rounds.advance(job)
     stores.keep(job)
-    if job.spec.replica_nodes:
+    if job.spec.nodes_per_replica:
         roster.settle(job)
     _let_go(job)
 

@@ -73,9 +73,7 @@ class JobService:
         """
         views = self._views
         shown: dict[str, Callable[[Any], object]] = {
-            "GetJob": lambda _: wire.GetJobResponse(
-                status=views.status(self._clock()), spec=views.spec()
-            ),
+            "GetJob": self._job,
             "ListNodes": self._nodes,
             "ListEvents": self._events,
             "GetGoodput": lambda _: views.goodput(self._clock()),
@@ -104,6 +102,12 @@ class JobService:
             return view(request)
 
         return answer
+
+    def _job(self, _: wire.GetJobRequest) -> wire.GetJobResponse:
+        now, views = self._clock(), self._views
+        return wire.GetJobResponse(
+            status=views.status(now), spec=views.spec(), replicas=views.replicas(now)
+        )
 
     def _nodes(self, _: wire.ListNodesRequest) -> wire.ListNodesResponse:
         now = self._clock()

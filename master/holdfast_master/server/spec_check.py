@@ -35,10 +35,10 @@ def spec_problem(spec: MasterSpec) -> str:
             f"node_unit is {spec.node_unit}; min_replicas ({low}) and max_replicas ({high}) "
             "must be multiples of it"
         )
-    nodes = spec.replica_nodes
+    nodes = spec.nodes_per_replica
     if nodes and (low % nodes or high % nodes or (spec.node_unit > 1 and spec.node_unit % nodes)):
         return (
-            f"replica_nodes is {nodes}; min_replicas ({low}) and max_replicas ({high}) must be "
+            f"nodes_per_replica is {nodes}; min_replicas ({low}) and max_replicas ({high}) must be "
             f"multiples of it, and node_unit ({spec.node_unit}) too, or 1"
         )
     for name in _SECONDS:

@@ -88,6 +88,9 @@ class Views(Protocol):
     def history(self, now: Moment) -> tuple[wire.HostHistory, ...]:
         """Hosts that something spoke against."""
 
+    def replicas(self, now: Moment) -> tuple[wire.ReplicaInfo, ...]:
+        """Every replica of the world whose processes run, by number."""
+
     def nodes(self, now: Moment) -> tuple[wire.NodeInfo, ...]:
         """Every known node."""
 

@@ -93,6 +93,12 @@ class NodeProbe:
         """Probe at once: a node may be gone, or a pod is new."""
         self._hurry.set()
 
+    def changed(self, pod: PodRecord, *, gone: bool) -> None:
+        """Probe at once, unless a worker that has answered is only ready, or not ready, again."""
+        calm = pod.uid in self._reach.answered and not self._reach.unreachable
+        if gone or not calm or pod.slot.role is Role.MASTER:
+            self.probe_now()
+
     async def close(self) -> None:
         """Stop probing."""
         if self._task is not None:

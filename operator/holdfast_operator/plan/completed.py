@@ -19,7 +19,7 @@ FIELD: Final = "completedIndexes"
 
 def written(look: Look) -> str:
     """Return the finished workers, as `1,3-5`; empty: none is."""
-    if look.job.spec.suspend:
+    if look.job.spec.suspend or not any(entry.done for entry in look.history.values()):
         return ""
     return _text(
         slot.index

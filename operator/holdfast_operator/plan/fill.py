@@ -40,8 +40,9 @@ from holdfast_wire.messages import PodPhase, ReplaceDecision
 def fill(look: Look, slot: PodSlot) -> Steps:
     """Yield the actions that one wanted place needs now."""
     pods = look.pods.get(slot, ())
-    yield from _tidy(pods, look.grace_s(slot))
-    yield from _forget(look, pods)
+    if len(pods) > 1 or not all(pod.live for pod in pods):  # a single living one is in order
+        yield from _tidy(pods, look.grace_s(slot))
+        yield from _forget(look, pods)
     live = [pod for pod in pods if pod.live]
     if live:
         yield from _replace(look, live[-1])

@@ -79,6 +79,8 @@ class SlotHistory:
 
 
 History = Mapping[PodSlot, SlotHistory]
+UNKNOWN: Final = SlotHistory()
+"""Of a place that never had a pod: made once, because each plan asks a few times for each place."""
 
 
 def wait_after(quick: int) -> float:
@@ -111,7 +113,7 @@ def observe(
     result: dict[PodSlot, SlotHistory] = {}
     for slot in sorted(history.keys() | pods.keys()):
         alone = slot.role is Role.WORKER and not mastered
-        entry = _look(history.get(slot, SlotHistory()), pods.get(slot, ()), now, alone=alone)
+        entry = _look(history.get(slot, UNKNOWN), pods.get(slot, ()), now, alone=alone)
         surplus = None if slot in needed else version
         result[slot] = _note_need(entry, slot, surplus, now)
     return result

@@ -6,12 +6,13 @@ The parts (`fill`, `finish`) each yield steps: actions for now, and wakes for la
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 from holdfast_operator.plan.actions import Action, DeletePod, DeleteReason
-from holdfast_operator.plan.history import History, Refusals, SlotHistory
+from holdfast_operator.plan.history import UNKNOWN, History, Refusals, SlotHistory
 from holdfast_operator.plan.pods import ObservedPod, PodSlot, Role, template_of
 from holdfast_operator.plan.view import MasterView
 from holdfast_operator.spec.job import JobSpec, SpecVersion
@@ -130,7 +131,7 @@ class Look:
 
     def entry(self, slot: PodSlot) -> SlotHistory:
         """Return the memory of a place."""
-        return self.history.get(slot, SlotHistory())
+        return self.history.get(slot, UNKNOWN)
 
     def of(self, *roles: Role) -> Iterator[ObservedPod]:
         """Yield the pods of these roles, in order."""
@@ -173,8 +174,12 @@ class Look:
         return grace_of(template_of(self.job.spec, slot))
 
 
+@functools.lru_cache(maxsize=4096)
 def unix_time(text: str) -> float:
-    """Return the Unix time, s, of a time as Kubernetes writes it (RFC 3339)."""
+    """Return the Unix time, s, of a time as Kubernetes writes it (RFC 3339).
+
+    Equal times are one object: thousands of pods are made in the same few seconds.
+    """
     return datetime.fromisoformat(text).timestamp()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -154,9 +155,15 @@ def template_of(spec: JobSpec, slot: PodSlot) -> Mapping[str, Any]:
     return next((role.template for role in spec.extra_roles if role.name == slot.name), {})
 
 
-def wanted_slots(spec: JobSpec) -> Iterator[PodSlot]:
-    """Yield the places of a running job: its master, replicas and standbys, extra roles."""
-    yield MASTER_SLOT
-    yield from (PodSlot(WORKER, index) for index in range(spec.worker_pods))
-    for role in spec.extra_roles:
-        yield from (PodSlot(role.name, index) for index in range(role.replicas))
+def wanted_slots(spec: JobSpec) -> tuple[PodSlot, ...]:
+    """Return the places of a running job: its master, replicas and standbys, extra roles."""
+    extra = tuple((role.name, role.replicas) for role in spec.extra_roles)
+    return _slots(spec.worker_pods, extra)
+
+
+@functools.lru_cache(maxsize=8)
+def _slots(workers: int, extra: tuple[tuple[str, int], ...]) -> tuple[PodSlot, ...]:
+    """Return the places by their numbers: a plan asks for those of one job half a dozen times."""
+    groups = ((WORKER, workers), *extra)
+    places = (PodSlot(name, index) for name, count in groups for index in range(count))
+    return (MASTER_SLOT, *places)

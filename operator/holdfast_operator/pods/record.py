@@ -48,6 +48,8 @@ _INIT_FAILED: Final = "InitContainerFailed"
 """Reason of a pod whose training container never ran."""
 _CONDITIONS: Final = 1024
 """Sets of conditions that are kept: pods of one cluster have a dozen."""
+_PLACES: Final = 4096
+"""Places that are kept for all jobs: those of a very large one."""
 _OVER: Final = frozenset({PodPhase.SUCCEEDED, PodPhase.FAILED})
 
 
@@ -138,7 +140,7 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
         namespace=sys.intern(metadata["namespace"]),
         job=sys.intern(job),
         name=metadata["name"],
-        uid=metadata["uid"],
+        uid=sys.intern(metadata["uid"]),  # the history and both maps of pods keep it, too
         slot=slot,
         incarnation=incarnation,
         owner=sys.intern(next((one["uid"] for one in owners if one.get("controller")), "")),
@@ -182,7 +184,13 @@ def _slot(labels: Mapping[str, str]) -> PodSlot:
     """Return the place in a pod's labels; a master's index is 0, and only older masters have it."""
     role = labels[keys.LABEL_ROLE]
     given = labels.get(keys.LABEL_INDEX, "0") if role == MASTER else labels[keys.LABEL_INDEX]
-    return PodSlot(role, int(given))
+    return _place(role, int(given))
+
+
+@functools.lru_cache(maxsize=_PLACES)
+def _place(role: str, index: int) -> PodSlot:
+    """Return one value for the same place of all jobs."""
+    return PodSlot(role, index)
 
 
 def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:

@@ -72,6 +72,8 @@ class TemplatesInForce:
     """Those templates."""
     newest: tuple[int, str] = (0, "")
     """Generation of the spec, and the name of its templates."""
+    _last: tuple[JobSpec, JobSpec] | None = None
+    """A spec and what `of` returned for it: each look asks a dozen times."""
 
     def checked(self, generation: int) -> bool:
         """Return True if the templates of this generation were checked."""
@@ -86,7 +88,13 @@ class TemplatesInForce:
     def put_in_force(self, revision: str, templates: Templates) -> None:
         """Make pods from these templates from now on."""
         self.revision, self.templates = revision, templates
+        self._last = None
 
     def of(self, spec: JobSpec) -> JobSpec:
         """Return the spec with the templates in force in place of its own."""
-        return spec if self.templates is None else with_templates(spec, self.templates)
+        if self.templates is None:
+            return spec
+        if self._last is None or self._last[0] is not spec:
+            same = templates_of(spec) == self.templates
+            self._last = spec, spec if same else with_templates(spec, self.templates)
+        return self._last[1]

@@ -26,6 +26,7 @@ from holdfast_operator.spec.problems import (
     show_value,
     value_at,
 )
+from holdfast_operator.spec.renamed_fields import deprecations
 from holdfast_operator.spec.schema import Crd, FieldKind, Schema, parse_crd, with_defaults
 from holdfast_operator.spec.structure import bound, check_structure, fault_of
 from holdfast_operator.spec.yaml_documents import Document, read_documents
@@ -71,7 +72,7 @@ class ElasticJob:
     body: Mapping[str, Any]
     """The whole object with its defaults, and `status` if it has one."""
     notices: tuple[str, ...] = ()
-    """Notices about parts of the file that are not used, for people."""
+    """Notices about parts of the file that are not used, or deprecated, for people."""
 
 
 def read_job(text: str, crd: str, source: str = "job file") -> ElasticJob:
@@ -106,7 +107,7 @@ def read_job(text: str, crd: str, source: str = "job file") -> ElasticJob:
         f"{one.body['kind']} on line {one.line} is not used: only a cluster knows it"
         for one in foreign
     )
-    return _job(body, notices)
+    return _job(body, (*deprecations(body), *notices))
 
 
 def change_job(

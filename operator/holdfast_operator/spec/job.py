@@ -125,8 +125,8 @@ class JobSpec:
     min_replicas: int | None
     max_replicas: int | None
     node_unit: int
-    replica_nodes: int
-    """Workers of one replica under local SGD; 0: all workers are one world."""
+    nodes_per_replica: int
+    """Workers of one replica, which is a torch world of its own; 0: all workers are one world."""
     nproc_per_node: int | str
     """A number, or auto, gpu, cpu."""
     standbys: int
@@ -175,7 +175,7 @@ class JobSpec:
     @property
     def unit(self) -> int:
         """The active world is a multiple of so many workers."""
-        return max(self.node_unit, self.replica_nodes)
+        return max(self.node_unit, self.nodes_per_replica)
 
     @property
     def worker_pods(self) -> int:
@@ -219,7 +219,7 @@ class JobSpec:
             min_replicas=spec.get("minReplicas"),
             max_replicas=spec.get("maxReplicas"),
             node_unit=spec["nodeUnit"],
-            replica_nodes=spec["localSGD"]["replicaNodes"] if "localSGD" in spec else 0,
+            nodes_per_replica=_nodes_per_replica(spec),
             nproc_per_node=spec["nprocPerNode"],
             standbys=spec["worker"]["standbys"],
             suspend=spec["suspend"],
@@ -250,6 +250,14 @@ class JobSpec:
             worker_template=spec["worker"]["template"],
             extra_roles=tuple(_extra_role(role) for role in spec["extraRoles"]),
         )
+
+
+def _nodes_per_replica(spec: Mapping[str, Any]) -> int:
+    """Return the new field, else the one that it replaces; the CRD refuses unequal ones."""
+    policy, older = spec.get("replicaPolicy"), spec.get("localSGD")
+    if policy is not None:
+        return int(policy["nodesPerReplica"])
+    return 0 if older is None else int(older["replicaNodes"])
 
 
 def _topology(topology: Mapping[str, Any] | None) -> Topology | None:

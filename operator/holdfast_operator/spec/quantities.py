@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from decimal import Decimal
 from typing import Any, Final
@@ -28,7 +29,13 @@ def to_number(quantity: Any) -> Decimal | None:
     """Return a quantity in its unit, which for `cpu` is one CPU; None: it is none."""
     if isinstance(quantity, int) and not isinstance(quantity, bool):
         return Decimal(quantity) if quantity >= 0 else None
-    found = _FORM.fullmatch(quantity) if isinstance(quantity, str) else None
+    return _read(quantity) if isinstance(quantity, str) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _read(quantity: str) -> Decimal | None:
+    """Return what a text says: thousands of pods have the same few."""
+    found = _FORM.fullmatch(quantity)
     if found is None:
         return None
     number, exponent, suffix = found.groups()

@@ -208,19 +208,20 @@ class JobState:
 
     def update(self, body: Mapping[str, Any]) -> None:
         """Note a newer object."""
+        if body is self.body:
+            return
+        same = body["spec"] is self.job.body["spec"]
+        self.job = dataclasses.replace(self.job, body=body) if same else from_object(body)
         self.body = body
-        self.job = from_object(body)
 
     def patched(self, body: Mapping[str, Any]) -> None:
         """Note the object in the answer to a request; its spec may be a newer one."""
-        if body["metadata"].get("generation") != self.body["metadata"].get("generation"):
-            self.job = from_object(body)
-        self.body = body
+        self.update(with_spec_of(self.body, body))
 
     def planned_as(self, made: Plan) -> None:
         """Keep the parts of a plan that the next plan needs."""
         self.history = made.history
-        self.status.conditions = made.status.get("conditions")
+        self.status.planned(made.status.get("conditions"))
 
     def source(self, settings: OperatorSettings, *, newest: bool = False) -> PodSource:
         """Return the source of the job's pods; `newest`: with the templates that the spec has."""
@@ -384,21 +385,32 @@ class JobState:
 
         Many nodes of a cluster take none of its pods: what is left to it is only seen so.
         """
-        struck = {one.host for one in self.struck()}
-        self.needs_struck = self.needs_struck or any(
-            pod.slot.role is Role.WORKER
-            and not pod.node
-            and pod.waiting == UNSCHEDULABLE
-            and now - pod.created_at >= NO_ROOM_SECONDS
-            and not struck.isdisjoint(pod.avoids)
+        waits = [
+            pod
             for pod in self.pods()
-        )
+            if not pod.node
+            and pod.waiting == UNSCHEDULABLE
+            and pod.slot.role is Role.WORKER
+            and now - pod.created_at >= NO_ROOM_SECONDS
+        ]
+        if waits:
+            struck = {one.host for one in self.struck()}
+            self.needs_struck |= any(not struck.isdisjoint(pod.avoids) for pod in waits)
 
     def avoids_anew(self) -> list[ExcludedNode]:
         """Return those that were not among them the last time."""
         struck = self.struck()
         known, self._avoided = self._avoided, {one.host for one in struck}
         return [one for one in struck if one.host not in known]
+
+
+def with_spec_of(known: Mapping[str, Any], body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an object with the spec of a known one, if both are equal.
+
+    A spec is two thirds of an object: thousands of jobs keep it once, whatever is written to them.
+    """
+    mine, its = body.get("spec"), known.get("spec")
+    return body if mine is its or mine != its else {**body, "spec": its}
 
 
 def _workers(verdict: Verdict | None) -> int | None:

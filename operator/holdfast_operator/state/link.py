@@ -56,10 +56,10 @@ class Link:
         if self.stream is not None:
             self.stream.send(message)
 
-    def probe_now(self) -> None:
-        """Probe the nodes at once: one may be gone, or a pod is new."""
+    def probes(self, pod: PodRecord, *, gone: bool) -> None:
+        """Probe the nodes at once, if a pod's change may concern them."""
         if self.probe is not None:
-            self.probe.probe_now()
+            self.probe.changed(pod, gone=gone)
 
     def refusal(self, fence: Fence | None) -> str:
         """Return the reason to drop a master's message; empty: its sender is the known master."""

@@ -49,6 +49,12 @@ class WrittenStatus:
     def written(self, fields: Mapping[str, Any]) -> None:
         """Note the status that the API server has now."""
         self.fields = fields
+        self.planned(self.conditions)
+
+    def planned(self, conditions: Sequence[Mapping[str, Any]] | None) -> None:
+        """Note the conditions of a plan; equal ones are kept once."""
+        written = self.fields.get("conditions")
+        self.conditions = written if conditions == written else conditions
 
     def asked(self, now: float) -> None:
         """Note a request to write it."""

@@ -284,7 +284,7 @@ def _given_up(look: Look) -> str:
     """Name the places of extra roles that stay empty, with a remedy; empty: none."""
     given_up = [
         f"{slot.name} {slot.index}"
-        for slot in wanted_slots(look.job.spec)
+        for slot in (wanted_slots(look.job.spec) if look.job.spec.extra_roles else ())
         if slot.role is Role.EXTRA
         and look.entry(slot).given_up
         and not any(pod.live for pod in look.pods.get(slot, ()))

@@ -59,10 +59,10 @@ MESSAGES: Final = _by_name(
         GoodputEntry HangStatus HostHistory Incident JobEvent JobSnapshot JobStatus
         ListEventsRequest ListEventsResponse ListIncidentsRequest ListIncidentsResponse
         ListNodesRequest ListNodesResponse MemoryShortage NodeGoodput NodeInfo NodeStacks
-        NodeStruck RankHealth RankInfo RestartWorkerRequest RestartWorkerResponse ScaleRequest
-        ScaleResponse SlowVerdict StackText StopJobRequest StopJobResponse SyncChosen
-        TriggerCheckpointRequest TriggerCheckpointResponse WatchJobRequest WatchJobResponse
-        WatchReset
+        NodeStruck RankHealth RankInfo ReplicaInfo RestartWorkerRequest RestartWorkerResponse
+        ScaleRequest ScaleResponse SlowVerdict StackText StopJobRequest StopJobResponse
+        SyncChosen TriggerCheckpointRequest TriggerCheckpointResponse WatchJobRequest
+        WatchJobResponse WatchReset
     """,
     journal="""
         AgentDismissed CheckpointCommitted CommandFinished CommandIssued EventRecorded
@@ -94,7 +94,7 @@ MESSAGES: Final = _by_name(
 ENUMS: Final = _by_name(
     agent="AssignmentMode CheckRole LeaveOutcome NoticeKind RankSection StepSource",
     checkpoint="Tier",
-    job="EventSeverity GoodputClass HealthReason JobPhase NodeState",
+    job="EventSeverity GoodputClass HealthReason JobPhase NodeState ReplicaState",
     journal="StragglerOutcome",
     operator="PodPhase",
     spec="BudgetKind FailureAction HealthMode SuccessPolicy",

@@ -28,6 +28,19 @@ class JobPhase(enum.IntEnum):
     FAILED = 9
 
 
+class ReplicaState(enum.IntEnum):
+    """ReplicaState: progress of one replica, as the others see it."""
+
+    UNSPECIFIED = 0
+    STARTING = 1  # Its processes have completed no step, and it is in no roster.
+    JOINING = 2  # It is in the newest roster, and has completed no step.
+    IN_STEP = 3  # It is in the newest roster, and trains.
+    FROZEN = 4  # It stood still while the others waited, and is out of the roster until it steps.
+    ALONE = 5  # It trains, and is in no roster: its script asks for none, or not yet.
+    LOST = 6  # Its processes do not go on: the next world has others in its place.
+    FINISHED = 7  # All its ranks ended well.
+
+
 class HealthReason(enum.IntEnum):
     """HealthReason sums up the health of the ranks: the worst of what holds."""
 
@@ -131,12 +144,28 @@ class JobStatus:
     memory_shortages: tuple[MemoryShortage, ...] = ()
     """The largest too small limit of host memory of each node rank's container."""
     outer_replicas: tuple[int, ...] = ()
-    """Under local SGD: the replicas that synchronise with each other, and the epoch since which
+    """The replicas of the newest roster, who synchronise with each other, and the epoch since which
     they do."""
     outer_epoch: int = 0
     sync: SyncChosen | None = None
     """Under local SGD with switching: the way in which replicas agree now, or would; absent: there
     was no choice yet."""
+    replicas_in_step: int = 0
+    """Replicas in state IN_STEP, and their ranks; world_size has those of all replicas."""
+    ranks_in_step: int = 0
+    wanted_replicas: int = 0  # Replicas that the job asks for; 0: it is one world.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaInfo:
+    """ReplicaInfo: one replica of the running world."""
+
+    number: int = 0
+    state: ReplicaState = ReplicaState.UNSPECIFIED
+    node_ranks: tuple[int, ...] = ()  # Ranks of its nodes, in its own order.
+    ranks: int = 0  # Processes of all its nodes.
+    round: int = 0  # Round in which its processes were started.
+    step: int = 0  # Newest step that all its ranks have completed; 0: none is known.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +233,9 @@ class NodeInfo:
     checked."""
     preflight_reason: str = ""
     replica: int = 0
-    """Number of its replica under local SGD; its ranks are those of the replica's own world. 0: the
-    job is one world."""
+    """Number of its replica; its ranks are those of the replica's own world. 0: the job is one
+    world."""
+    replica_state: ReplicaState = ReplicaState.UNSPECIFIED
     unfit: bool = False  # Its check keeps it out of worlds.
 
 
@@ -277,6 +307,10 @@ class Incident:
     for another reason; first step: the ranks went on by themselves."""
     memory_limit_bytes: int = 0
     """OutOfMemory: limit of the culprit's container; 0: none, or not known."""
+    lost_replicas: tuple[int, ...] = ()
+    """Numbers of the replicas whose processes it ended, and how many others trained on all the
+    while. Without any that trained on, it stopped the whole job."""
+    going_replicas: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +332,7 @@ class GetJobResponse:
 
     status: JobStatus | None = None
     spec: MasterSpec | None = None
+    replicas: tuple[ReplicaInfo, ...] = ()  # By number; empty: the job is one world, or none runs.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,6 +498,8 @@ class RankHealth:
     since_step_seconds: float = 0.0
     local_seconds: float = 0.0  # Local time of a step in the newest window, s; 0: not known.
     lag_seconds: float = 0.0  # The same above the median of all ranks, s; below 0: faster.
+    replica: int = 0
+    """Number of its replica, in whose world it has its number; 0: the job is one world."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,9 +157,8 @@ class MasterSpec:
     suspend: bool = False  # True: stop at a checkpoint and wait.
     checkpoint: CheckpointPolicy | None = None
     health: HealthPolicy | None = None  # Absent: a master of an older operator judges no rank.
-    replica_nodes: int = 0
-    """Nodes of one replica under local SGD: a replica has a world of its own. 0: all nodes are one
-    world."""
+    nodes_per_replica: int = 0
+    """Nodes of one replica, which has a world of its own. 0: all nodes are one world."""
     revision: int = 0
     """Grows with each change that is not the owner's, at one generation: a queue admits more or
     fewer nodes."""

@@ -64,6 +64,48 @@ JOB_PHASE_SUCCEEDED: JobPhase.ValueType  # 8
 JOB_PHASE_FAILED: JobPhase.ValueType  # 9
 Global___JobPhase: typing_extensions.TypeAlias = JobPhase
 
+class _ReplicaState:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ReplicaStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ReplicaState.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    REPLICA_STATE_UNSPECIFIED: _ReplicaState.ValueType  # 0
+    REPLICA_STATE_STARTING: _ReplicaState.ValueType  # 1
+    """Its processes have completed no step, and it is in no roster."""
+    REPLICA_STATE_JOINING: _ReplicaState.ValueType  # 2
+    """It is in the newest roster, and has completed no step."""
+    REPLICA_STATE_IN_STEP: _ReplicaState.ValueType  # 3
+    """It is in the newest roster, and trains."""
+    REPLICA_STATE_FROZEN: _ReplicaState.ValueType  # 4
+    """It stood still while the others waited, and is out of the roster until it steps."""
+    REPLICA_STATE_ALONE: _ReplicaState.ValueType  # 5
+    """It trains, and is in no roster: its script asks for none, or not yet."""
+    REPLICA_STATE_LOST: _ReplicaState.ValueType  # 6
+    """Its processes do not go on: the next world has others in its place."""
+    REPLICA_STATE_FINISHED: _ReplicaState.ValueType  # 7
+    """All its ranks ended well."""
+
+class ReplicaState(_ReplicaState, metaclass=_ReplicaStateEnumTypeWrapper):
+    """ReplicaState: progress of one replica, as the others see it."""
+
+REPLICA_STATE_UNSPECIFIED: ReplicaState.ValueType  # 0
+REPLICA_STATE_STARTING: ReplicaState.ValueType  # 1
+"""Its processes have completed no step, and it is in no roster."""
+REPLICA_STATE_JOINING: ReplicaState.ValueType  # 2
+"""It is in the newest roster, and has completed no step."""
+REPLICA_STATE_IN_STEP: ReplicaState.ValueType  # 3
+"""It is in the newest roster, and trains."""
+REPLICA_STATE_FROZEN: ReplicaState.ValueType  # 4
+"""It stood still while the others waited, and is out of the roster until it steps."""
+REPLICA_STATE_ALONE: ReplicaState.ValueType  # 5
+"""It trains, and is in no roster: its script asks for none, or not yet."""
+REPLICA_STATE_LOST: ReplicaState.ValueType  # 6
+"""Its processes do not go on: the next world has others in its place."""
+REPLICA_STATE_FINISHED: ReplicaState.ValueType  # 7
+"""All its ranks ended well."""
+Global___ReplicaState: typing_extensions.TypeAlias = ReplicaState
+
 class _HealthReason:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -242,6 +284,9 @@ class JobStatus(google.protobuf.message.Message):
     OUTER_REPLICAS_FIELD_NUMBER: builtins.int
     OUTER_EPOCH_FIELD_NUMBER: builtins.int
     SYNC_FIELD_NUMBER: builtins.int
+    REPLICAS_IN_STEP_FIELD_NUMBER: builtins.int
+    RANKS_IN_STEP_FIELD_NUMBER: builtins.int
+    WANTED_REPLICAS_FIELD_NUMBER: builtins.int
     name: builtins.str
     uid: builtins.str
     phase: Global___JobPhase.ValueType
@@ -290,6 +335,11 @@ class JobStatus(google.protobuf.message.Message):
     """Health of the ranks, and the same in words."""
     health_text: builtins.str
     outer_epoch: builtins.int
+    replicas_in_step: builtins.int
+    """Replicas in state IN_STEP, and their ranks; world_size has those of all replicas."""
+    ranks_in_step: builtins.int
+    wanted_replicas: builtins.int
+    """Replicas that the job asks for; 0: it is one world."""
     @property
     def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BudgetState]: ...
     @property
@@ -304,7 +354,7 @@ class JobStatus(google.protobuf.message.Message):
 
     @property
     def outer_replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Under local SGD: the replicas that synchronise with each other, and the epoch since which they do."""
+        """The replicas of the newest roster, who synchronise with each other, and the epoch since which they do."""
 
     @property
     def sync(self) -> Global___SyncChosen:
@@ -355,11 +405,52 @@ class JobStatus(google.protobuf.message.Message):
         outer_replicas: collections.abc.Iterable[builtins.int] | None = ...,
         outer_epoch: builtins.int = ...,
         sync: Global___SyncChosen | None = ...,
+        replicas_in_step: builtins.int = ...,
+        ranks_in_step: builtins.int = ...,
+        wanted_replicas: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sync", b"sync"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_nodes", b"active_nodes", "budgets", b"budgets", "checkpoint_intervals", b"checkpoint_intervals", "degraded_progress", b"degraded_progress", "epoch", b"epoch", "excluded_nodes", b"excluded_nodes", "finished_unix", b"finished_unix", "generation", b"generation", "goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "has_loss", b"has_loss", "health", b"health", "health_text", b"health_text", "job_seconds", b"job_seconds", "loss", b"loss", "max_replicas", b"max_replicas", "memory_shortages", b"memory_shortages", "memory_step", b"memory_step", "min_replicas", b"min_replicas", "name", b"name", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "outer_epoch", b"outer_epoch", "outer_replicas", b"outer_replicas", "phase", b"phase", "ready_nodes", b"ready_nodes", "reason", b"reason", "replicas", b"replicas", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "samples_per_second", b"samples_per_second", "standby_nodes", b"standby_nodes", "started_unix", b"started_unix", "step", b"step", "step_guessed", b"step_guessed", "step_seconds", b"step_seconds", "stored_step", b"stored_step", "sync", b"sync", "text", b"text", "uid", b"uid", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_nodes", b"active_nodes", "budgets", b"budgets", "checkpoint_intervals", b"checkpoint_intervals", "degraded_progress", b"degraded_progress", "epoch", b"epoch", "excluded_nodes", b"excluded_nodes", "finished_unix", b"finished_unix", "generation", b"generation", "goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "has_loss", b"has_loss", "health", b"health", "health_text", b"health_text", "job_seconds", b"job_seconds", "loss", b"loss", "max_replicas", b"max_replicas", "memory_shortages", b"memory_shortages", "memory_step", b"memory_step", "min_replicas", b"min_replicas", "name", b"name", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "outer_epoch", b"outer_epoch", "outer_replicas", b"outer_replicas", "phase", b"phase", "ranks_in_step", b"ranks_in_step", "ready_nodes", b"ready_nodes", "reason", b"reason", "replicas", b"replicas", "replicas_in_step", b"replicas_in_step", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "round", b"round", "samples_per_second", b"samples_per_second", "standby_nodes", b"standby_nodes", "started_unix", b"started_unix", "step", b"step", "step_guessed", b"step_guessed", "step_seconds", b"step_seconds", "stored_step", b"stored_step", "sync", b"sync", "text", b"text", "uid", b"uid", "wanted_replicas", b"wanted_replicas", "world_size", b"world_size"]) -> None: ...
 
 Global___JobStatus: typing_extensions.TypeAlias = JobStatus
+
+@typing.final
+class ReplicaInfo(google.protobuf.message.Message):
+    """ReplicaInfo: one replica of the running world."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    NODE_RANKS_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    state: Global___ReplicaState.ValueType
+    ranks: builtins.int
+    """Processes of all its nodes."""
+    round: builtins.int
+    """Round in which its processes were started."""
+    step: builtins.int
+    """Newest step that all its ranks have completed; 0: none is known."""
+    @property
+    def node_ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Ranks of its nodes, in its own order."""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        state: Global___ReplicaState.ValueType = ...,
+        node_ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        ranks: builtins.int = ...,
+        round: builtins.int = ...,
+        step: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_ranks", b"node_ranks", "number", b"number", "ranks", b"ranks", "round", b"round", "state", b"state", "step", b"step"]) -> None: ...
+
+Global___ReplicaInfo: typing_extensions.TypeAlias = ReplicaInfo
 
 @typing.final
 class SyncChosen(google.protobuf.message.Message):
@@ -494,6 +585,7 @@ class NodeInfo(google.protobuf.message.Message):
     PREFLIGHT_FIELD_NUMBER: builtins.int
     PREFLIGHT_REASON_FIELD_NUMBER: builtins.int
     REPLICA_FIELD_NUMBER: builtins.int
+    REPLICA_STATE_FIELD_NUMBER: builtins.int
     UNFIT_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     pod_uid: builtins.str
@@ -515,7 +607,8 @@ class NodeInfo(google.protobuf.message.Message):
     """Check before it joins: checking, healthy, undecided, slow or faulty; empty: it was not checked."""
     preflight_reason: builtins.str
     replica: builtins.int
-    """Number of its replica under local SGD; its ranks are those of the replica's own world. 0: the job is one world."""
+    """Number of its replica; its ranks are those of the replica's own world. 0: the job is one world."""
+    replica_state: Global___ReplicaState.ValueType
     unfit: builtins.bool
     """Its check keeps it out of worlds."""
     @property
@@ -540,9 +633,10 @@ class NodeInfo(google.protobuf.message.Message):
         preflight: builtins.str = ...,
         preflight_reason: builtins.str = ...,
         replica: builtins.int = ...,
+        replica_state: Global___ReplicaState.ValueType = ...,
         unfit: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "base_rank", b"base_rank", "cold_reason", b"cold_reason", "group_rank", b"group_rank", "host", b"host", "local_world_size", b"local_world_size", "node_rank", b"node_rank", "pod_uid", b"pod_uid", "preflight", b"preflight", "preflight_reason", b"preflight_reason", "ranks", b"ranks", "replica", b"replica", "silent_seconds", b"silent_seconds", "state", b"state", "unfit", b"unfit", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "base_rank", b"base_rank", "cold_reason", b"cold_reason", "group_rank", b"group_rank", "host", b"host", "local_world_size", b"local_world_size", "node_rank", b"node_rank", "pod_uid", b"pod_uid", "preflight", b"preflight", "preflight_reason", b"preflight_reason", "ranks", b"ranks", "replica", b"replica", "replica_state", b"replica_state", "silent_seconds", b"silent_seconds", "state", b"state", "unfit", b"unfit", "version", b"version"]) -> None: ...
 
 Global___NodeInfo: typing_extensions.TypeAlias = NodeInfo
 
@@ -661,6 +755,8 @@ class Incident(google.protobuf.message.Message):
     FIRST_STEP_GUESSED_FIELD_NUMBER: builtins.int
     REPORTED_ONLY_FIELD_NUMBER: builtins.int
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    LOST_REPLICAS_FIELD_NUMBER: builtins.int
+    GOING_REPLICAS_FIELD_NUMBER: builtins.int
     id: builtins.str
     cause: builtins.str
     """WorkerCrashed, AgentLost, AgentSilent, Preempted, Rescaled, ... (holdfast_wire.reasons)."""
@@ -692,12 +788,19 @@ class Incident(google.protobuf.message.Message):
     """
     memory_limit_bytes: builtins.int
     """OutOfMemory: limit of the culprit's container; 0: none, or not known."""
+    going_replicas: builtins.int
     @property
     def cost(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GoodputEntry]:
         """Node-seconds that it cost, by class."""
 
     @property
     def evidence(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def lost_replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Numbers of the replicas whose processes it ended, and how many others trained on all the while. Without any that
+        trained on, it stopped the whole job.
+        """
+
     def __init__(
         self,
         *,
@@ -722,8 +825,10 @@ class Incident(google.protobuf.message.Message):
         first_step_guessed: builtins.bool = ...,
         reported_only: builtins.bool = ...,
         memory_limit_bytes: builtins.int = ...,
+        lost_replicas: collections.abc.Iterable[builtins.int] | None = ...,
+        going_replicas: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "charged", b"charged", "cost", b"cost", "culprit_node", b"culprit_node", "culprit_rank", b"culprit_rank", "decided_seconds", b"decided_seconds", "detection_seconds", b"detection_seconds", "evidence", b"evidence", "first_step_guessed", b"first_step_guessed", "first_step_seconds", b"first_step_seconds", "first_step_unseen", b"first_step_unseen", "from_round", b"from_round", "id", b"id", "memory_limit_bytes", b"memory_limit_bytes", "open", b"open", "opened_unix", b"opened_unix", "reported_only", b"reported_only", "respawned_seconds", b"respawned_seconds", "steps_redone", b"steps_redone", "text", b"text", "to_round", b"to_round"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "charged", b"charged", "cost", b"cost", "culprit_node", b"culprit_node", "culprit_rank", b"culprit_rank", "decided_seconds", b"decided_seconds", "detection_seconds", b"detection_seconds", "evidence", b"evidence", "first_step_guessed", b"first_step_guessed", "first_step_seconds", b"first_step_seconds", "first_step_unseen", b"first_step_unseen", "from_round", b"from_round", "going_replicas", b"going_replicas", "id", b"id", "lost_replicas", b"lost_replicas", "memory_limit_bytes", b"memory_limit_bytes", "open", b"open", "opened_unix", b"opened_unix", "reported_only", b"reported_only", "respawned_seconds", b"respawned_seconds", "steps_redone", b"steps_redone", "text", b"text", "to_round", b"to_round"]) -> None: ...
 
 Global___Incident: typing_extensions.TypeAlias = Incident
 
@@ -767,18 +872,24 @@ class GetJobResponse(google.protobuf.message.Message):
 
     STATUS_FIELD_NUMBER: builtins.int
     SPEC_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
     @property
     def status(self) -> Global___JobStatus: ...
     @property
     def spec(self) -> holdfast_wire.v1.spec_pb2.MasterSpec: ...
+    @property
+    def replicas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ReplicaInfo]:
+        """By number; empty: the job is one world, or none runs."""
+
     def __init__(
         self,
         *,
         status: Global___JobStatus | None = ...,
         spec: holdfast_wire.v1.spec_pb2.MasterSpec | None = ...,
+        replicas: collections.abc.Iterable[Global___ReplicaInfo] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["spec", b"spec", "status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["spec", b"spec", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["replicas", b"replicas", "spec", b"spec", "status", b"status"]) -> None: ...
 
 Global___GetJobResponse: typing_extensions.TypeAlias = GetJobResponse
 
@@ -1223,6 +1334,7 @@ class RankHealth(google.protobuf.message.Message):
     SINCE_STEP_SECONDS_FIELD_NUMBER: builtins.int
     LOCAL_SECONDS_FIELD_NUMBER: builtins.int
     LAG_SECONDS_FIELD_NUMBER: builtins.int
+    REPLICA_FIELD_NUMBER: builtins.int
     rank: builtins.int
     node_rank: builtins.int
     local_rank: builtins.int
@@ -1234,6 +1346,8 @@ class RankHealth(google.protobuf.message.Message):
     """Local time of a step in the newest window, s; 0: not known."""
     lag_seconds: builtins.float
     """The same above the median of all ranks, s; below 0: faster."""
+    replica: builtins.int
+    """Number of its replica, in whose world it has its number; 0: the job is one world."""
     def __init__(
         self,
         *,
@@ -1245,8 +1359,9 @@ class RankHealth(google.protobuf.message.Message):
         since_step_seconds: builtins.float = ...,
         local_seconds: builtins.float = ...,
         lag_seconds: builtins.float = ...,
+        replica: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lag_seconds", b"lag_seconds", "local_rank", b"local_rank", "local_seconds", b"local_seconds", "node_rank", b"node_rank", "rank", b"rank", "since_step_seconds", b"since_step_seconds", "step", b"step", "step_guessed", b"step_guessed"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lag_seconds", b"lag_seconds", "local_rank", b"local_rank", "local_seconds", b"local_seconds", "node_rank", b"node_rank", "rank", b"rank", "replica", b"replica", "since_step_seconds", b"since_step_seconds", "step", b"step", "step_guessed", b"step_guessed"]) -> None: ...
 
 Global___RankHealth: typing_extensions.TypeAlias = RankHealth
 

@@ -348,7 +348,7 @@ class MasterSpec(google.protobuf.message.Message):
     SUSPEND_FIELD_NUMBER: builtins.int
     CHECKPOINT_FIELD_NUMBER: builtins.int
     HEALTH_FIELD_NUMBER: builtins.int
-    REPLICA_NODES_FIELD_NUMBER: builtins.int
+    NODES_PER_REPLICA_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
     PROGRESS_SECONDS_FIELD_NUMBER: builtins.int
     ASKED_REPLICAS_FIELD_NUMBER: builtins.int
@@ -373,8 +373,8 @@ class MasterSpec(google.protobuf.message.Message):
     """Fails the job after this long of its own time, s; 0: none."""
     suspend: builtins.bool
     """True: stop at a checkpoint and wait."""
-    replica_nodes: builtins.int
-    """Nodes of one replica under local SGD: a replica has a world of its own. 0: all nodes are one world."""
+    nodes_per_replica: builtins.int
+    """Nodes of one replica, which has a world of its own. 0: all nodes are one world."""
     revision: builtins.int
     """Grows with each change that is not the owner's, at one generation: a queue admits more or fewer nodes."""
     progress_seconds: builtins.float
@@ -412,12 +412,12 @@ class MasterSpec(google.protobuf.message.Message):
         suspend: builtins.bool = ...,
         checkpoint: Global___CheckpointPolicy | None = ...,
         health: Global___HealthPolicy | None = ...,
-        replica_nodes: builtins.int = ...,
+        nodes_per_replica: builtins.int = ...,
         revision: builtins.int = ...,
         progress_seconds: builtins.float = ...,
         asked_replicas: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "health", b"health"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_deadline_seconds", b"active_deadline_seconds", "asked_replicas", b"asked_replicas", "below_min_timeout_seconds", b"below_min_timeout_seconds", "budgets", b"budgets", "checkpoint", b"checkpoint", "failure_rules", b"failure_rules", "generation", b"generation", "health", b"health", "join_window_seconds", b"join_window_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "node_unit", b"node_unit", "progress_seconds", b"progress_seconds", "replica_nodes", b"replica_nodes", "replicas", b"replicas", "revision", b"revision", "scale_down_grace_seconds", b"scale_down_grace_seconds", "standbys", b"standbys", "success_policy", b"success_policy", "suspend", b"suspend"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_deadline_seconds", b"active_deadline_seconds", "asked_replicas", b"asked_replicas", "below_min_timeout_seconds", b"below_min_timeout_seconds", "budgets", b"budgets", "checkpoint", b"checkpoint", "failure_rules", b"failure_rules", "generation", b"generation", "health", b"health", "join_window_seconds", b"join_window_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "node_unit", b"node_unit", "nodes_per_replica", b"nodes_per_replica", "progress_seconds", b"progress_seconds", "replicas", b"replicas", "revision", b"revision", "scale_down_grace_seconds", b"scale_down_grace_seconds", "standbys", b"standbys", "success_policy", b"success_policy", "suspend", b"suspend"]) -> None: ...
 
 Global___MasterSpec: typing_extensions.TypeAlias = MasterSpec

@@ -91,10 +91,90 @@ def test_replicas_are_shown_where_a_job_has_some() -> None:
     assert "Synchronise: replicas 1, 3, since epoch 4" in render.status_table(status)
     assert "Synchronise" not in render.status_table(wire.JobStatus(name="j"))
     header, first, second = render.nodes_table(
-        [wire.NodeInfo(node_rank=0, replica=3), wire.NodeInfo(node_rank=1)]
+        [
+            wire.NodeInfo(node_rank=0, replica=3, replica_state=wire.ReplicaState.IN_STEP),
+            wire.NodeInfo(node_rank=1),
+        ]
     ).splitlines()
-    assert header.endswith("REPLICA")
-    assert (first.split()[-1], second.split()[-1]) == ("3", "-")
+    assert header.endswith("REPLICA   IN STEP")
+    assert first.split()[-2:] == ["3", "yes"]
+    assert second.split()[-2:] == ["-", "-"]
+
+
+_REPLICATED = wire.JobStatus(
+    name="j",
+    replicas=6,
+    min_replicas=2,
+    max_replicas=8,
+    world_size=12,
+    ranks_in_step=8,
+    replicas_in_step=2,
+    wanted_replicas=3,
+)
+
+
+def _replica(number: int, state: wire.ReplicaState = wire.ReplicaState.IN_STEP) -> wire.ReplicaInfo:
+    nodes = (2 * number - 2, 2 * number - 1)
+    return wire.ReplicaInfo(
+        number=number, state=state, node_ranks=nodes, ranks=4, round=number, step=10 * number
+    )
+
+
+def test_a_status_counts_workers_and_replicas_apart() -> None:
+    """`spec.replicas` are workers; ranks are those of the whole job, and of whom are in step."""
+    lines = render.status_table(_REPLICATED).splitlines()
+    assert "World:       12 ranks, 8 in step, round 0, epoch 0" in lines
+    assert "Workers:     6 (min 2, max 8)" in lines
+    assert "Replicas:    2 of 3 in step" in lines
+    assert "in step 2/3" in render.status_line(_REPLICATED)
+    plain = render.status_table(dataclasses.replace(_REPLICATED, wanted_replicas=0))
+    assert "Replicas:    6 (min 2, max 8)" in plain.splitlines()
+    assert "in step" not in plain + render.status_line(STATUS)
+
+
+def test_a_status_lists_each_replica_with_its_state() -> None:
+    """Number, nodes, round and step; a replica without a step has a dash."""
+    frozen = _replica(2, wire.ReplicaState.FROZEN)
+    fresh = dataclasses.replace(_replica(5, wire.ReplicaState.STARTING), step=0)
+    answer = wire.GetJobResponse(status=_REPLICATED, replicas=(_replica(1), frozen, fresh))
+    table = [line.split() for line in render.status_screen(answer).splitlines()[-4:]]
+    assert table == [
+        ["REPLICA", "STATE", "NODES", "RANKS", "ROUND", "STEP"],
+        ["1", "in", "step", "0,1", "4", "1", "10"],
+        ["2", "frozen", "2,3", "4", "2", "20"],
+        ["5", "starting", "8,9", "4", "5", "-"],
+    ]
+    one_world = wire.GetJobResponse(status=STATUS)
+    assert render.status_screen(one_world) == render.status_table(STATUS)
+
+
+def test_of_many_replicas_those_are_listed_that_are_not_in_step() -> None:
+    """A thousand lines of the same hide the one that matters."""
+    many = [_replica(number) for number in range(1, 1001)]
+    many[499] = _replica(500, wire.ReplicaState.LOST)
+    text = render.status_screen(wire.GetJobResponse(status=_REPLICATED, replicas=tuple(many)))
+    lines = text.splitlines()
+    assert lines[-2].split()[:2] == ["500", "lost"]
+    assert lines[-1] == "999 more replicas"
+
+
+def test_the_table_of_incidents_says_how_many_replicas_each_stopped() -> None:
+    """A job of one world has no column for it."""
+    one = wire.Incident(cause="WorkerCrashed", lost_replicas=(2,), going_replicas=3)
+    whole = wire.Incident(cause="WorkerCrashed", lost_replicas=(2, 3))
+    grown = wire.Incident(cause="Rescaled", going_replicas=3)
+    header, *rows = render.incidents_table([one, whole, grown]).splitlines()
+    assert header.endswith("REPLICAS STOPPED")
+    assert [row.split("   ")[-1].strip() for row in rows] == ["1 of 4", "all", "-"]
+    assert "REPLICAS" not in render.incidents_table([grown])
+
+
+def test_ranks_of_replicas_are_told_apart_in_health() -> None:
+    """Each replica has a rank 0."""
+    ranks = tuple(wire.RankHealth(rank=0, node_rank=one, replica=one + 1) for one in (0, 1))
+    health = wire.GetHealthResponse(not_judged="why", ranks=ranks)
+    lines = render.health_screen(health).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["REPLICA", "1", "2"]
 
 
 def test_nodes_table_shows_verdicts_once_a_node_was_checked() -> None:
@@ -183,7 +263,12 @@ def test_a_rescale_trains_on_until_its_barrier() -> None:
 def test_replicas_come_and_go_without_a_barrier(cause: str, course: str) -> None:
     """Only a restart of all waits for one, and only its time is the job's."""
     incident = wire.Incident(
-        cause=cause, from_round=1, to_round=2, decided_seconds=2.0, first_step_seconds=5.0
+        cause=cause,
+        from_round=1,
+        to_round=2,
+        decided_seconds=2.0,
+        first_step_seconds=5.0,
+        going_replicas=0 if cause == "RestartAsked" else 2,
     )
     status = dataclasses.replace(STATUS, outer_replicas=(1, 2), outer_epoch=3)
     text = summary(status, wire.GetGoodputResponse(incidents=(incident,)))

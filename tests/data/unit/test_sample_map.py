@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.data.sample_map import Last, Place, SampleMap
+from holdfast.data.sample_map import EpochStep, Last, SampleMap
 
 
 def epoch_of(made: SampleMap, epoch: int) -> Counter[int]:
@@ -42,7 +42,7 @@ def test_a_last_step_that_is_not_whole_is_dropped_or_filled_up() -> None:
     dropped, padded = (epoch_of(SampleMap(**given, last=last), 0) for last in (Last.DROP, Last.PAD))
     assert (len(dropped), dropped.total()) == (8, 8)
     assert (len(padded), padded.total()) == (10, 12)
-    assert SampleMap(**given, last=Last.PAD).place(7) == Place(2, 1)
+    assert SampleMap(**given, last=Last.PAD).place(7) == EpochStep(2, 1)
 
 
 def test_a_split_in_more_micro_batches_has_the_same_samples_in_each_step() -> None:

@@ -19,7 +19,6 @@ from local_sgd.elastic_runs import check_kept, run, steps_of
 from replicas.training import MICRO_BATCHES, part_of, undisturbed
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
-CAMPAIGN = "replicas/process/test_training.py::test_kills_and_joins_leave_the_trajectory_as_it_was"
 
 reference = functools.cache(undisturbed)
 
@@ -31,7 +30,7 @@ def trained(**scenario: Any) -> tuple[dict[str, Any], str]:
     after each step.
     """
     seed = random.randrange(10_000)
-    given: dict[str, Any] = {"kind": "whole", "every": 60, **scenario}
+    given: dict[str, Any] = {"kind": "whole", "every": 30, **scenario}
     shards, told = given.get("shards", 1), run(seed=seed, **given)
     why = f"seed {seed}: {told['done']}"
     check_kept(told, why)
@@ -63,14 +62,21 @@ def test_shards_of_a_replica_go_through_a_loss_and_a_join_together() -> None:
 
 @pytest.mark.extended(
     "another way of the same sums: buckets that are summed within the replica first",
-    held_by=[CAMPAIGN],
+    held_by=[
+        "replicas/process/test_training.py::test_kills_and_joins_leave_the_trajectory_as_it_was",
+    ],
 )
 def test_whole_models_on_two_ranks_of_a_replica_reduce_by_parts() -> None:
     """Each rank of a replica has the whole model: they sum inside, and reduce a part each."""
     trained(scenario="campaign", shards=2, replicas=2, events=["join", "kill", "join"])
 
 
-@pytest.mark.extended("other settings of the same course", held_by=[CAMPAIGN])
+@pytest.mark.extended(
+    "other settings of the same course",
+    held_by=[
+        "replicas/process/test_training.py::test_kills_and_joins_leave_the_trajectory_as_it_was",
+    ],
+)
 @pytest.mark.parametrize(
     "settings",
     [{"overlap": False}, {"loader": {"num_workers": 2}}],
@@ -84,10 +90,20 @@ def test_settings_change_nothing_in_the_trajectory(settings: dict[str, Any]) -> 
         assert max(line["dropped"] for line in lines) > 0, why
 
 
-@pytest.mark.extended("meetings that are disturbed; the rules have a model", held_by=[CAMPAIGN])
+@pytest.mark.extended(
+    "meetings that are disturbed; the rules have a model",
+    held_by=[
+        "replicas/process/test_training.py::test_kills_and_joins_leave_the_trajectory_as_it_was",
+    ],
+)
 @pytest.mark.parametrize(
     "scenario", ["late roster", "frozen", "killed while meeting", "killed and frozen"]
 )
 def test_disturbed_meetings_lead_to_one_step(scenario: str) -> None:
     """A roster that is late, or has a dead one; a frozen replica that comes back far behind."""
     trained(scenario=scenario)
+
+
+def test_a_donor_waits_until_a_joiner_has_all() -> None:
+    """The state takes longer on its way than a step: the joiner has the others' bits even so."""
+    trained(scenario="campaign", replicas=2, events=["join"], slow_gift=0.3, every=20)

@@ -24,8 +24,14 @@ ACCEPTED: Final = {
     "nodeUnit equal to maxReplicas": job(minReplicas=8, replicas=8, maxReplicas=8, nodeUnit=8),
     "nodeUnit that divides replicas": job(nodeUnit=2),
     "replicas between two multiples": job(replicas=5, minReplicas=4, maxReplicas=8, nodeUnit=2),
-    "replicas of two workers": job(localSGD={"replicaNodes": 2}),
-    "replicas of two workers in units of four": job(nodeUnit=4, localSGD={"replicaNodes": 2}),
+    "replicas of two workers": job(replicaPolicy={"nodesPerReplica": 2}),
+    "replicas of two workers in units of four": job(
+        nodeUnit=4, replicaPolicy={"nodesPerReplica": 2}
+    ),
+    "replicas of two workers under their older name": job(localSGD={"replicaNodes": 2}),
+    "replicas of two workers under both names": job(
+        replicaPolicy={"nodesPerReplica": 2}, localSGD={"replicaNodes": 2}
+    ),
     "nprocPerNode auto": job(nprocPerNode="auto"),
     "nprocPerNode gpu": job(nprocPerNode="gpu"),
     "nprocPerNode cpu": job(nprocPerNode="cpu"),
@@ -102,20 +108,43 @@ REFUSED: Final = {
         job(maxReplicas=5, nodeUnit=2),
         ["spec.maxReplicas"],
     ),
-    "replicas that are not whole": (job(localSGD={"replicaNodes": 3}), ["spec.replicas"]),
+    "replicas that are not whole": (
+        job(replicaPolicy={"nodesPerReplica": 3}),
+        ["spec.replicas"],
+    ),
     "minReplicas that is no whole number of replicas": (
-        job(minReplicas=3, localSGD={"replicaNodes": 2}),
+        job(minReplicas=3, replicaPolicy={"nodesPerReplica": 2}),
         ["spec.minReplicas"],
     ),
     "maxReplicas that is no whole number of replicas": (
-        job(maxReplicas=5, localSGD={"replicaNodes": 2}),
+        job(maxReplicas=5, replicaPolicy={"nodesPerReplica": 2}),
         ["spec.maxReplicas"],
     ),
     "nodeUnit that is no whole number of replicas": (
+        job(replicas=6, nodeUnit=3, replicaPolicy={"nodesPerReplica": 2}),
+        ["spec.nodeUnit"],
+    ),
+    "replicaPolicy without nodesPerReplica": (
+        job(replicaPolicy={}),
+        ["spec.replicaPolicy.nodesPerReplica"],
+    ),
+    "replicas that are not whole under their older name": (
+        job(replicas=5, minReplicas=3, maxReplicas=7, nodeUnit=1, localSGD={"replicaNodes": 2}),
+        ["spec.replicas", "spec.minReplicas", "spec.maxReplicas"],
+    ),
+    "units of no whole number of replicas under their older name": (
         job(replicas=6, nodeUnit=3, localSGD={"replicaNodes": 2}),
         ["spec.nodeUnit"],
     ),
     "localSGD without replicaNodes": (job(localSGD={}), ["spec.localSGD.replicaNodes"]),
+    "nodes of a replica under both names that differ": (
+        job(replicaPolicy={"nodesPerReplica": 2}, localSGD={"replicaNodes": 4}),
+        ["spec.localSGD"],
+    ),
+    "nodes of a replica under both names, of which one is 0": (
+        job(replicaPolicy={"nodesPerReplica": 0}, localSGD={"replicaNodes": 4}),
+        ["spec.replicaPolicy.nodesPerReplica"],
+    ),
     "replicas 0": (job(replicas=0), ["spec.replicas"]),
     "nprocPerNode 0": (job(nprocPerNode=0), ["spec.nprocPerNode"]),
     "nprocPerNode tpu": (job(nprocPerNode="tpu"), ["spec.nprocPerNode"]),

@@ -48,6 +48,7 @@ _WITH: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
     "spec.minReplicas": lambda value: {"replicas": value},
     "spec.maxReplicas": lambda value: {"replicas": value},
     "spec.nodeUnit": lambda value: {"replicas": value},
+    "spec.replicaPolicy.nodesPerReplica": lambda value: {"replicas": value},
     "spec.localSGD.replicaNodes": lambda value: {"replicas": value},
     "spec.failurePolicy.memory.raisePercent": lambda _: {"failurePolicy__memory__maxMemory": "1Gi"},
     "spec.failurePolicy.memory.maxMemory": lambda _: {"failurePolicy__memory__raisePercent": 1},

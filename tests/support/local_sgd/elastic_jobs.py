@@ -255,7 +255,7 @@ def _child(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]) 
 
     module = {"megatron": "megatron_worlds.elastic"}
     module |= {kind: f"local_sgd.elastic_{kind}" for kind in ("ledger", "sums")}
-    module |= {kind: "replicas.training" for kind in ("whole", "shards")}
+    module |= dict.fromkeys(("whole", "shards"), "replicas.training")
     found = module.get(scenario["kind"], "local_sgd.elastic_training")
     run_rank = importlib.import_module(found).run_rank
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # where a rank hangs
@@ -473,9 +473,6 @@ if __name__ == "__main__":
     import torch.distributed.fsdp  # noqa: F401
 
     import holdfast.local_sgd.frameworks.fsdp2  # noqa: F401
-    import local_sgd.elastic_ledger
-    import local_sgd.elastic_sums
-    import local_sgd.elastic_training
     import replicas.training  # noqa: F401
 
     print(json.dumps(run(json.loads(sys.argv[1]))))

@@ -21,6 +21,7 @@ from holdfast_wire.messages import (
     JobStatus,
     MasterSpec,
     NodeInfo,
+    ReplicaInfo,
     SessionResponse,
     Welcome,
 )
@@ -86,6 +87,10 @@ class ScriptedCore:
 
     def history(self, now: Moment) -> tuple[HostHistory, ...]:
         """Nothing spoke against any host."""
+        return ()
+
+    def replicas(self, now: Moment) -> tuple[ReplicaInfo, ...]:
+        """The job is one world."""
         return ()
 
     def nodes(self, now: Moment) -> tuple[NodeInfo, ...]:

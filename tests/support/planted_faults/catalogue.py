@@ -25,6 +25,7 @@ COMPONENTS: Final = (
     "formats",
     "SDK",
     "local SGD",
+    "replicas",
     "integrations",
     "health",
     "master",

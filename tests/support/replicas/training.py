@@ -79,6 +79,8 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
         bucket_bytes=300,
     )  # fmt: skip
     replicated.carry("schedule", schedule)
+    if "slow_gift" in scenario:
+        _slow_down(replicated, scenario["slow_gift"])
     with (folder / f"log-{replica}-{shard}").open("w", encoding="utf-8", buffering=1) as log:
         steps = _train(model, (optimizer, schedule), replicated, scenario)
         for line in steps:
@@ -86,6 +88,18 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
             if is_over(scenario, folder, replicated.steps):
                 break
         log.write(json.dumps({"weights": _weights(model)}) + "\n")
+
+
+def _slow_down(replicated: Any, seconds: float) -> None:
+    """Let each part of the state be read so long after the one before, as over a slow link."""
+    parcels = replicated._state._parcels
+
+    def slowly() -> Any:
+        for parcel in parcels():
+            yield parcel
+            time.sleep(seconds)
+
+    replicated._state._parcels = slowly
 
 
 def _shard(model: Any, members: Any) -> None:

@@ -57,7 +57,7 @@ def first_spec(scenario: Scenario) -> wire.MasterSpec:
         generation=1,
         replicas=scenario.replicas,
         min_replicas=scenario.minimum,
-        replica_nodes=scenario.replica_nodes,
+        nodes_per_replica=scenario.nodes_per_replica,
         max_replicas=scenario.maximum,
         node_unit=scenario.unit,
         standbys=scenario.standbys,

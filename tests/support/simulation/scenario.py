@@ -76,7 +76,7 @@ class Scenario:
     samples: bool = False
     """Agents send their ranks' collectives. Scenarios that were found before they did stay without:
     each message more changes a run's course."""
-    replica_nodes: int = 0
+    nodes_per_replica: int = 0
     """Nodes of a replica under local SGD; 0: all nodes are one world."""
     acts: bool = False
     """Slow nodes leave, and hangs are ended: spec.health says Act."""

@@ -28,7 +28,7 @@ class Last(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class EpochStep:
     """A step in its epoch."""
 
     epoch: int
@@ -74,9 +74,9 @@ class SampleMap:
         whole, rest = divmod(self.samples, self._per_step)
         return whole + bool(rest and self.last is not Last.DROP)
 
-    def place(self, step: int) -> Place:
+    def place(self, step: int) -> EpochStep:
         """Return where a step is, steps being counted over all epochs from 0."""
-        return Place(*divmod(step, self.steps_of_epoch))
+        return EpochStep(*divmod(step, self.steps_of_epoch))
 
     def ids(self, step: int, number: int) -> list[int]:
         """Return the samples of one micro-batch of a step, counted over all epochs.

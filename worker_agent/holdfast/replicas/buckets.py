@@ -209,7 +209,7 @@ def buckets_of(parameters: Sequence[Any], own: Group, tail: int, limit: int) -> 
     ]
 
 
-class Attempt:
+class Reduction:
     """One reduction of all buckets, begun in the backward pass and ended behind it."""
 
     def __init__(

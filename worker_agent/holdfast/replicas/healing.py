@@ -38,7 +38,7 @@ _WEIGHT: Final = "holdfast.weight"
 """Key of the weights among an optimizer's keys."""
 
 
-class ReplicaState:
+class JoinerState:
     """The state of one rank in parts of some megabytes, each given and taken whole."""
 
     def __init__(
@@ -141,7 +141,7 @@ class Healing:
 
     def __init__(
         self,
-        state: ReplicaState,
+        state: JoinerState,
         position: bytes | None,
         meet: tuple[dist.Store, str],
         *,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.local_sgd.sync.group import Group, SyncError
-from holdfast.replicas.buckets import EXTRA, Attempt, Bucket, buckets_of
+from holdfast.replicas.buckets import EXTRA, Bucket, Reduction, buckets_of
 from holdfast.replicas.errors import ContentError, ModelError
 from holdfast.replicas.refusals import check_gradients, check_model, names_of
 
@@ -68,7 +68,7 @@ class LocalSum:
         self.torn = ""
         """Why the reduction is torn; "": it is not, so far."""
         self._weight, self._now = 0.0, None
-        self._attempt: Attempt | None = None
+        self._attempt: Reduction | None = None
         self._others = 0.0
 
     _now: float | None
@@ -101,7 +101,7 @@ class LocalSum:
         def fill(tail: torch.Tensor) -> None:
             self._fill(tail, sorted({*self.held, *deal}), rate)
 
-        self._attempt = Attempt(self.buckets, replicas, fill)
+        self._attempt = Reduction(self.buckets, replicas, fill)
 
     @property
     def is_armed(self) -> bool:
@@ -130,7 +130,7 @@ class LocalSum:
             attempt.give_up()
         return bool(self.torn), changed
 
-    def _tell(self, attempt: Attempt, has_changed: Callable[[], bool]) -> bool:
+    def _tell(self, attempt: Reduction, has_changed: Callable[[], bool]) -> bool:
         if self.torn:
             attempt.abandon()
         weight = self._tail()[-2]

@@ -21,9 +21,10 @@ from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.local_sgd.sync.unit_sync import all_or_none
 from holdfast.replicas.buckets import BUCKET
 from holdfast.replicas.errors import ReplicasError
-from holdfast.replicas.healing import Healing, ReplicaState
+from holdfast.replicas.healing import Healing, JoinerState
 from holdfast.replicas.local_sum import LocalSum
 from holdfast.replicas.meeting import Agreement, Standing, agree, lineage_of
+from holdfast.replicas.warm_up import warm_up
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +88,7 @@ class Replicated:
             micro_batches=micro_batches, bucket_bytes=bucket_bytes, overlap=overlap,
         )  # fmt: skip
         parts = [one.parameters for one in self._sum.buckets]
-        self._state = ReplicaState(models, self._optimizers, parts)
+        self._state = JoinerState(models, self._optimizers, parts)
         for one in self._optimizers:
             one.register_step_pre_hook(lambda *_: self._end_healings())
         self._begin_alone()
@@ -181,6 +182,8 @@ class Replicated:
             self._deal = agreed[1]
         else:
             self._deal = tuple(range(self._group.rank, self.micro_batches, self._group.size))
+        if self._is_new and self._members.changes:
+            warm_up(self._optimizers)  # before others know of this replica
         if self._is_new or self._has_changed():
             self._meet(self._members.refresh)
 
@@ -197,7 +200,8 @@ class Replicated:
             self._sum.arm(self._group, (), self._rate())
         torn, self._sees_change = self._sum.reduce(self._members.has_changed)
         if torn or not self._is_healed():
-            log.warning("replicas: step %d is to be reduced again: %s", self.steps, self._sum.torn)
+            why = self._sum.torn.partition(";")[0]
+            log.warning("replicas: step %d is to be reduced again: %s", self.steps, why)
             return False
         self._sum.write(least=int(self._on_loss is OnLoss.RECOMPUTE), rate=self._rate())
         self._count(lineage_of(self._lineage, self._membership.epoch))

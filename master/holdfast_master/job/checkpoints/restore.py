@@ -79,7 +79,7 @@ def asked(job: JobContext, node: Node, number: int, message: wire.RestoreRequest
 
 def choose(job: JobContext) -> None:
     """Choose what a world or replica starts from, once all its nodes ask; it has no plan yet."""
-    if not job.spec.replica_nodes:
+    if not job.spec.nodes_per_replica:
         world = job.worlds.running()
         if world is not None:
             _consider(job, _start_of(job, world, world.starting[0]))

@@ -10,9 +10,14 @@ from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import GroupHistory
 from holdfast_master.job.state.world import World
 from holdfast_master.policies.preflight.verdicts import BAD
+from holdfast_master.policies.quantities import verb
 from holdfast_master.policies.straggler.verdict import StragglerVerdict
 from holdfast_wire import messages as wire
 
+_FROZEN: Final = "frozen"
+"""Cause of a hang of whole replicas."""
+_MOST_NAMED: Final = 20
+"""Replicas that a text names."""
 _NO_WORLD: Final = "no world runs"
 _BAD: Final = frozenset(one.name for one in BAD)
 
@@ -31,7 +36,8 @@ def health(job: JobContext) -> wire.GetHealthResponse:
         not_judged=_not_judged(job, group),
         step_seconds=window.step if window is not None else 0.0,
         windows=group.record.windows if group is not None else 0,
-        hang=_hang(job, world) if job.health.round == world.round else None,
+        hang=_frozen(job, world)
+        or (_hang(job, world) if job.health.round == world.round else None),
     )
 
 
@@ -48,6 +54,9 @@ def summary(job: JobContext) -> tuple[wire.HealthReason, str]:
     found = job.health.hang_watch.hang
     if known and found is not None and found.verdict is not None:
         return wire.HealthReason.HANG, found.verdict.reason
+    frozen = _frozen(job, world)
+    if frozen is not None:
+        return wire.HealthReason.HANG, frozen.text
     slow = job.health.slow if known else ()
     if slow:
         more = f"; and {len(slow) - 1} more" if len(slow) > 1 else ""
@@ -78,6 +87,28 @@ def _nothing_found(job: JobContext, not_judged: str) -> tuple[wire.HealthReason,
     return wire.HealthReason.AS_EXPECTED, f"{hangs}; nobody is judged to be slow: {not_judged}"
 
 
+def _frozen(job: JobContext, world: World) -> wire.HangStatus | None:
+    """The replicas that stand still; None: all go on, or the job is one world."""
+    frozen = sorted(job.worlds.frozen.keys() & world.by_replica.keys())
+    everybody = 0 in job.worlds.frozen and not frozen
+    nodes = [rank for number in frozen for rank in world.by_replica[number]]
+    nodes = list(world.places) if everybody else nodes
+    if not world.replicas or not nodes:
+        return None
+    named = ", ".join(map(str, frozen[:_MOST_NAMED]))
+    more = f" and {len(frozen) - _MOST_NAMED} more" if len(frozen) > _MOST_NAMED else ""
+    one, several = f"replica {named} stands", f"replicas {named}{more} stand"
+    out = f"{verb(len(frozen), one, several)} still; the others go on"
+    reports = job.membership.reports(nodes)
+    still = [item.since_step_seconds + job.now - node.ranks_at for node, item in reports]
+    return wire.HangStatus(
+        cause=_FROZEN,
+        nodes=tuple(nodes),
+        seconds=max(0.0, min(still, default=0.0)),
+        text="no replica completes a step" if everybody else out,
+    )
+
+
 def _hang(job: JobContext, world: World) -> wire.HangStatus | None:
     """The hang that holds; None: the world makes progress."""
     found = job.health.hang_watch.hang
@@ -106,6 +137,9 @@ def _not_judged(job: JobContext, group: GroupHistory | None) -> str:
         return "spec.health.straggler.mode is Disabled"
     if group is not None:
         return ""
+    world = job.worlds.running()
+    if world is not None and world.replicas:
+        return "the ranks of replicas are not compared: a replica has a torch world of its own"
     if not job.health.groups:
         return "no rank has sent collectives yet: torch's flight recorder has none"
     if not any(one.period for one in job.health.groups.values()):
@@ -129,6 +163,7 @@ def _ranks(job: JobContext, world: World, group: GroupHistory | None) -> Iterato
             since_step_seconds=item.since_step_seconds,
             local_seconds=local.get(rank, 0.0),
             lag_seconds=local[rank] - middle if rank in local else 0.0,
+            replica=world.places[node.rank].replica.number,
         )
 
 

@@ -14,7 +14,7 @@ from holdfast_master.job.state.world import World
 from holdfast_master.policies import failure, node_history
 from holdfast_master.policies.failure import Evidence
 from holdfast_master.policies.goodput import micros
-from holdfast_master.policies.quantities import counted
+from holdfast_master.policies.quantities import counted, verb
 from holdfast_wire.messages import (
     BudgetCharge,
     BudgetKind,
@@ -191,11 +191,14 @@ def open_incident(
     )
     incident.remember(world, rank_reports.reached(job, world, item))
     incident.involve(item)
+    if job.worlds.broken:
+        incident.note_replicas(world)
     job.incidents.current = incident
     job.out.record(incident.fact())
     severity = EventSeverity.NORMAL if incident.planned else EventSeverity.WARNING
+    text = "; ".join(filter(None, (item.text, _reach(incident))))
     job.out.event(
-        EventReason.INCIDENT_OPENED, item.text, severity, node=item.node_rank, incident=incident.id
+        EventReason.INCIDENT_OPENED, text, severity, node=item.node_rank, incident=incident.id
     )
     if job.worlds.broken:
         _count_cost(job, incident, world)
@@ -225,6 +228,7 @@ def break_world(job: JobContext, why: str) -> None:
     reported.close(job)
     incident = job.incidents.current
     if incident is not None:
+        incident.note_replicas(world)
         incident.broken |= _rounds(world)
         incident.broken_at = job.now
         reached = rank_reports.reached(job, world, incident.best)
@@ -273,6 +277,8 @@ def cost_class(incident: OpenIncident | None) -> GoodputClass:
 def _add(job: JobContext, incident: OpenIncident, item: Evidence) -> None:
     before, given_up = incident.best, incident.given_up
     incident.involve(item)
+    if job.worlds.assigned is not None:
+        incident.note_replicas(job.worlds.assigned)  # its end may have come before
     if not incident.add(item):
         if incident.given_up != given_up:
             judge(job, incident)
@@ -290,6 +296,8 @@ def _add(job: JobContext, incident: OpenIncident, item: Evidence) -> None:
 
 
 _FAILED = frozenset({BudgetKind.FAILURES, BudgetKind.NO_PROGRESS})
+_MOST_NAMED = 20
+"""Replicas that an event names."""
 
 
 def judge(job: JobContext, incident: OpenIncident) -> None:
@@ -416,11 +424,26 @@ def close_all(job: JobContext) -> None:
         close(job, incident)
 
 
+def _reach(incident: OpenIncident) -> str:
+    """Say of replicas which ones it ends, and whether others train on; empty: there are none."""
+    lost, going = sorted(incident.lost_replicas), incident.going_replicas
+    if going is None or not lost:
+        return ""
+    more = f" and {len(lost) - _MOST_NAMED} more" if len(lost) > _MOST_NAMED else ""
+    named = ", ".join(map(str, lost[:_MOST_NAMED])) + more
+    ended = f"{verb(len(lost), 'replica', 'replicas')} {named} {verb(len(lost), 'is', 'are')} lost"
+    others = f"{counted(going, 'other replica')} {verb(going, 'trains', 'train')} on"
+    return f"{ended}, {others if going else 'and no other one trains'}"
+
+
 def _summary(incident: OpenIncident) -> str:
     parts = [incident.best.text]
     if incident.stepped_at is not None:
         guess = "~" if incident.guessed else ""
-        parts.append(f"next step after {guess}{incident.since(incident.stepped_at):.2f} s")
+        whose = "its own next step" if incident.others_train else "next step"
+        parts.append(f"{whose} after {guess}{incident.since(incident.stepped_at):.2f} s")
+        if incident.others_train:
+            parts.append(_reach(incident))
     elif incident.unseen:
         parts.append("no rank reports its next step")
     if incident.steps_redone:

@@ -44,7 +44,7 @@ class JobFigures:
 
 
 def _whole_world(spec: wire.MasterSpec) -> int:
-    return spec.replicas - spec.replicas % max(spec.node_unit, spec.replica_nodes, 1)
+    return spec.replicas - spec.replicas % max(spec.node_unit, spec.nodes_per_replica, 1)
 
 
 def figures(job: JobContext) -> JobFigures:

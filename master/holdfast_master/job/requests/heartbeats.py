@@ -116,6 +116,9 @@ def _classify(job: JobContext, node: Node, world: World) -> None:
     job.turn(node.rank, wire.GoodputClass.HANG if hangs else kind)
     stalled = kind is wire.GoodputClass.HANG
     if stalled and not node.stalled:
-        text = f"node {node.rank} completed no step for {activity.since_step_seconds:.0f} s"
+        number = world.places[node.rank].replica.number
+        whose = f" of replica {number}" if number else ""
+        seconds = activity.since_step_seconds
+        text = f"node {node.rank}{whose} completed no step for {seconds:.0f} s"
         job.out.warn(EventReason.STEP_STALLED, text, node=node.rank)
     node.stalled = stalled

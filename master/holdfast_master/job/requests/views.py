@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Final
 
 from holdfast_master.job.checkpoints import interval
 from holdfast_master.job.health import health_view
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import eligibility
+from holdfast_master.job.requests import replica_views
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED, JobState
 from holdfast_master.job.state.membership import Node
@@ -33,8 +35,11 @@ _STILL_STEPS: Final = 3.0
 def status(job: JobContext) -> wire.JobStatus:
     """The whole small truth about the job."""
     state, spec = job.state, job.spec
-    world = job.worlds.running()
+    world = replica_views.shown_world(job)
+    active = replica_views.active(job, world) if world else ()
     members = _members(job, world or job.worlds.assigned)
+    found = replica_views.states(job, world)
+    in_step = [one for one, its in found.items() if its is wire.ReplicaState.IN_STEP]
     phase, reason, text = _phase(job)
     health, health_text = health_view.summary(job)
     loss = next((item.loss for node in members[:1] for item in node.ranks[:1]), 0.0)
@@ -48,8 +53,8 @@ def status(job: JobContext) -> wire.JobStatus:
         text=text,
         epoch=job.identity.epoch,
         round=state.round,
-        world_size=world.size if world else 0,
-        active_nodes=len(world.places) if world else 0,
+        world_size=replica_views.ranks_of(world, active),
+        active_nodes=len(active),
         ready_nodes=len(job.membership.candidates),
         standby_nodes=len(job.membership.spares) if world else 0,
         replicas=spec.replicas,
@@ -83,7 +88,14 @@ def status(job: JobContext) -> wire.JobStatus:
         outer_replicas=state.named_replicas,
         outer_epoch=state.roster.epoch if state.roster else 0,
         sync=job.state.sync,
+        replicas_in_step=len(in_step),
+        ranks_in_step=sum(_ranks_of_replica(world, number) for number in in_step),
+        wanted_replicas=replica_views.wanted(job),
     )
+
+
+def _ranks_of_replica(world: World | None, number: int) -> int:
+    return replica_views.ranks_of(world, world.by_replica[number]) if world else 0
 
 
 def _phase(job: JobContext) -> tuple[wire.JobPhase, str, str]:
@@ -93,7 +105,8 @@ def _phase(job: JobContext) -> tuple[wire.JobPhase, str, str]:
     """
     state, world = job.state, job.worlds.assigned
     if world is not None and state.phase in BEGINNING:
-        trains = [one for one in replicas.going(job) if _synchronises(job, world, one.number)]
+        going = replicas.going(job)
+        trains = [one for one in going if replica_views.synchronises(job, world, one.number)]
         if trains:
             count = f"{len(trains)} of {counted(len(world.replicas), 'replica')}"
             text = f"{count} {verb(len(trains), 'trains', 'train')} on; {state.text}"
@@ -103,13 +116,17 @@ def _phase(job: JobContext) -> tuple[wire.JobPhase, str, str]:
 
 def _text(job: JobContext) -> str:
     """The phase's reason in words; with too few nodes, also the time until the job fails."""
+    text = job.state.text
+    if job.state.phase is wire.JobPhase.TRAINING:
+        found = replica_views.states(job, job.worlds.running())
+        text = replica_views.text(job, found) if found else text
     if still := _standing_still(job):
-        return f"{job.state.text}; {still}"
+        return f"{text}; {still}"
     due = job.timers.due(Timer.BELOW_MIN)
     if due is None or job.state.reason != PhaseReason.WAITING_FOR_NODES:
-        return job.state.text
+        return text
     left = in_words(max(0.0, due - job.now))
-    return f"{job.state.text}; the job fails in {left} (belowMinTimeoutSeconds)"
+    return f"{text}; the job fails in {left} (belowMinTimeoutSeconds)"
 
 
 def _standing_still(job: JobContext) -> str:
@@ -122,7 +139,7 @@ def _standing_still(job: JobContext) -> str:
         return ""
     still: dict[int, tuple[float, int]] = {}
     for one in world.replicas:
-        if _synchronises(job, world, one.number):
+        if replica_views.synchronises(job, world, one.number):
             times = [
                 (item.since_step_seconds + job.now - node.ranks_at, item.step)
                 for node, item in job.membership.reports(world.members_of(one))
@@ -147,17 +164,10 @@ def _members(job: JobContext, world: World | None) -> list[Node]:
     trains = [
         rank
         for one in world.replicas
-        if _synchronises(job, world, one.number)
+        if replica_views.synchronises(job, world, one.number)
         for rank in world.members_of(one)
     ]
     return job.membership.present(trains or world.places)
-
-
-def _synchronises(job: JobContext, world: World, number: int) -> bool:
-    """Whether a replica has stepped, and is one of those that agree with each other."""
-    members = world.by_replica.get(number)
-    named = number in job.state.named_replicas
-    return named and members is not None and world.stepped.issuperset(members)
 
 
 def _rate(world: World | None, members: list[Node]) -> float:
@@ -256,15 +266,20 @@ def nodes(job: JobContext) -> tuple[wire.NodeInfo, ...]:
     expected = set(range(job.wanted)) if spec.generation else set()
     ended = job.state.phase in _ENDED
     ranks = sorted(set(job.membership.nodes) | (set() if ended else expected))
-    return tuple(_node(job, rank) for rank in ranks)
+    world = replica_views.shown_world(job)
+    active = set(replica_views.active(job, world)) if world else set[int]()
+    found = replica_views.states(job, world)
+    return tuple(_node(job, rank, world if rank in active else None, found) for rank in ranks)
 
 
-def _node(job: JobContext, rank: int) -> wire.NodeInfo:
+def _node(
+    job: JobContext, rank: int, world: World | None, found: Mapping[int, wire.ReplicaState]
+) -> wire.NodeInfo:
     node = job.membership.nodes.get(rank)
     if node is None:
         return wire.NodeInfo(node_rank=rank, state=_absent(job, rank))
-    world = job.worlds.running()
     place = world.places.get(rank) if world and world.holds(rank, node.agent_id) else None
+    number = place.replica.number if place else 0
     hello = node.hello
     known = job.state.nodes.get(rank)
     preflight, reason = _preflight(job, node)
@@ -275,7 +290,7 @@ def _node(job: JobContext, rank: int) -> wire.NodeInfo:
         host=hello.host if hello else (known.host if known else ""),
         address=hello.address if hello else (known.address if known else ""),
         agent_pid=hello.agent_pid if hello else 0,
-        state=_state(job.state, node, world),
+        state=_state(job, node, world),
         group_rank=place.group_rank if place else 0,
         base_rank=place.base_rank if place else 0,
         local_world_size=node.local_world_size,
@@ -285,7 +300,8 @@ def _node(job: JobContext, rank: int) -> wire.NodeInfo:
         cold_reason=node.cold_reason,
         preflight=preflight,
         preflight_reason=reason,
-        replica=place.replica.number if place else 0,
+        replica=number,
+        replica_state=found.get(number, wire.ReplicaState.UNSPECIFIED),
         unfit=eligibility.is_kept_out(job.state, node),
     )
 
@@ -311,7 +327,8 @@ def _absent(job: JobContext, rank: int) -> wire.NodeState:
     return wire.NodeState.MISSING if coming else wire.NodeState.DRAINED
 
 
-def _state(state: JobState, node: Node, world: World | None) -> wire.NodeState:
+def _state(job: JobContext, node: Node, world: World | None) -> wire.NodeState:
+    state = job.state
     if node.session is None:
         return wire.NodeState.DISCONNECTED
     if node.rank in state.draining or node.rank in state.released:
@@ -320,7 +337,7 @@ def _state(state: JobState, node: Node, world: World | None) -> wire.NodeState:
         return wire.NodeState.FINISHED if node.rank in world.finished else wire.NodeState.ACTIVE
     if not node.warm:
         return wire.NodeState.WARMING
-    return wire.NodeState.READY if world is None else wire.NodeState.STANDBY
+    return wire.NodeState.READY if job.worlds.running() is None else wire.NodeState.STANDBY
 
 
 def _ranks(node: Node, base: int) -> tuple[wire.RankInfo, ...]:

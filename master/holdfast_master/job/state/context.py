@@ -175,7 +175,7 @@ class JobContext:
             minimum=spec.min_replicas,
             replicas=spec.replicas,
             maximum=spec.max_replicas,
-            unit=max(1, spec.node_unit, spec.replica_nodes),
+            unit=max(1, spec.node_unit, spec.nodes_per_replica),
         )
 
     @property

@@ -64,6 +64,10 @@ class OpenIncident:
     terminal: str = ""
     """Reason why the job would have to end, as things stand; empty: it need not."""
     end_reason: str = ""
+    lost_replicas: set[int] = dataclasses.field(default_factory=set)
+    """Numbers of the replicas whose processes it ended."""
+    going_replicas: int | None = None
+    """Fewest replicas that trained on at a time; None: no world has ended by it yet."""
     given_up: str = ""
     """The torchrun that has no restarts left and takes part in no further world; empty: none."""
 
@@ -90,6 +94,29 @@ class OpenIncident:
         if world.training:
             self.began = world.first_step
             self.members, self.step_seconds = tuple(world.places), world.step_seconds
+
+    def note_replicas(self, world: World) -> None:
+        """Note which replicas of a world it ends, and how many train on."""
+        if not world.replicas:
+            return
+        going = world.undisturbed()
+        trains = lost = 0
+        for number, members in world.by_replica.items():
+            if world.finished.issuperset(members):
+                continue
+            if not going.issuperset(members):
+                self.lost_replicas.add(number)
+                lost += 1
+            elif world.training or world.stepped.issuperset(members):
+                trains += 1
+        if lost or self.going_replicas is None:
+            known = trains if self.going_replicas is None else self.going_replicas
+            self.going_replicas = min(known, trains)
+
+    @property
+    def others_train(self) -> bool:
+        """Whether other replicas trained on all the while: it did not stop the job."""
+        return bool(self.lost_replicas and self.going_replicas)
 
     def involve(self, item: failure.Evidence) -> None:
         """The node that the evidence is about is part of the incident."""
@@ -140,6 +167,8 @@ class OpenIncident:
             first_step_unseen=self.unseen,
             first_step_guessed=self.guessed,
             memory_limit_bytes=best.memory_limit,
+            lost_replicas=tuple(sorted(self.lost_replicas)),
+            going_replicas=self.going_replicas or 0,
         )
 
     def since(self, at: float | None) -> float:

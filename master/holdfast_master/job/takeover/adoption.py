@@ -119,7 +119,7 @@ def _adopt_replicas(job: JobContext, roster: wire.OuterRoster, found: dict[int, 
     digests.take(job)  # it may bring the spec
     sizes = {len(members) for members in found.values()}
     members = [one for members in found.values() for one in members]
-    if sizes != {job.spec.replica_nodes} or not job.bounds.fit(len(members)):
+    if sizes != {job.spec.nodes_per_replica} or not job.bounds.fit(len(members)):
         back = f"{len(found)} of {counted(len(roster.replicas), 'replica')}"
         _end(job, f"{back} of epoch {roster.epoch} came back, too few; a fresh round follows")
         return

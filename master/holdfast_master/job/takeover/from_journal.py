@@ -110,6 +110,8 @@ def _open_incident(job: JobContext, fact: Incident) -> OpenIncident:
         steps_redone=fact.steps_redone,
         unseen=fact.first_step_unseen,
         guessed=fact.first_step_guessed,
+        lost_replicas=set(fact.lost_replicas),
+        going_replicas=fact.going_replicas if fact.lost_replicas else None,
     )
     _restore_times(job.clock, incident, fact)
     job.ledger.bring_cost(incident.id, from_entries(fact.cost))

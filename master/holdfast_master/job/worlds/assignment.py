@@ -57,8 +57,7 @@ def assign(job: JobContext, world: World) -> None:
     _turn_nodes(job, world)
     if before is not None:
         _stop_left(job, last or World(before), world)
-    size = f"{counted(len(world.places), 'node')}, {counted(world.size, 'process', 'processes')}"
-    job.out.event(EventReason.WORLD_ASSIGNED, f"round {world.round} starts: {size}")
+    job.out.event(EventReason.WORLD_ASSIGNED, f"round {world.round} starts: {_starting(world)}")
     job.touch(Change.WORLD_ASSIGNED)
     start.goes_on(job, world)
 
@@ -117,6 +116,18 @@ def _stop_left(job: JobContext, before: World, world: World) -> None:
         if node.rank not in world.places:
             reason = f"round {world.round} goes on without this node"
             job.out.stop_round(node, before.round_of(node.rank), reason)
+
+
+def _starting(world: World) -> str:
+    """The size of what starts; replicas that go on do not."""
+    ranks = world.starting
+    processes = sum(world.places[rank].member.local_world_size for rank in ranks)
+    size = f"{counted(len(ranks), 'node')}, {counted(processes, 'process', 'processes')}"
+    begin = {world.places[rank].replica.number for rank in ranks}
+    going = len(world.replicas) - len(begin)
+    if not world.replicas or not going:
+        return size
+    return f"{counted(len(begin), 'replica')}, {size}; {counted(going, 'replica')} train on"
 
 
 def _turn_nodes(job: JobContext, world: World) -> None:

@@ -14,14 +14,14 @@ from holdfast_wire.messages import WorldMember, WorldReplica
 def going(job: JobContext) -> list[SeatedReplica]:
     """The replicas of the last assigned world whose processes all go on, by number."""
     world = job.worlds.assigned
-    if world is None or not world.replicas or job.spec.replica_nodes == 0:
+    if world is None or not world.replicas or job.spec.nodes_per_replica == 0:
         return []
     if job.worlds.broken and not job.worlds.recovering:
         return []  # all were stopped: too few were left
     found = []
     for replica in world.replicas:
         ranks = world.members_of(replica)
-        whole = replica.nodes == job.spec.replica_nodes
+        whole = replica.nodes == job.spec.nodes_per_replica
         if whole and all(_goes_on(job, world, rank) for rank in ranks):
             members = tuple(_candidate(job, world, rank) for rank in ranks)
             found.append(SeatedReplica(replica.number, members, replica.round))
@@ -57,7 +57,7 @@ def seated(job: JobContext, size: int) -> tuple[SeatedReplica, ...]:
     return policy.seat(
         kept,
         [node.candidate for node in free],
-        nodes=job.spec.replica_nodes,
+        nodes=job.spec.nodes_per_replica,
         size=size,
         last=job.state.last_replica,
         before={rank: place.replica.number for rank, place in world.places.items()}
@@ -72,7 +72,7 @@ def present(job: JobContext) -> int:
 
     Those of a replica that goes on count although one of them is away; others in whole replicas.
     """
-    nodes = job.spec.replica_nodes
+    nodes = job.spec.nodes_per_replica
     if nodes == 0:
         return len(job.membership.candidates)
     kept = {one.node_rank for replica in going(job) for one in replica.members}

@@ -92,8 +92,9 @@ def note_alone(job: JobContext, world: World) -> None:
     if alone:
         numbers = ", ".join(map(str, alone[:_MOST_NAMED]))
         text = (
-            f"replicas without a roster train alone: {numbers}; spec.localSGD needs a script that "
-            "calls holdfast.local_sgd.members_of_environment() before its first step"
+            f"replicas without a roster train alone: {numbers}; spec.replicaPolicy needs a script "
+            "that calls members_of_environment() of holdfast.replicas or holdfast.local_sgd before "
+            "its first step"
         )
         job.out.warn(EventReason.REPLICA_ALONE, text)
 

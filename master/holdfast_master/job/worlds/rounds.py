@@ -76,7 +76,7 @@ def form(job: JobContext) -> None:
 
 
 def _form(job: JobContext, verdict: Form) -> None:
-    if job.spec.replica_nodes:
+    if job.spec.nodes_per_replica:
         chosen = replicas.seated(job, verdict.size)
         members = tuple(member for replica in chosen for member in replica.members)
     else:

@@ -82,6 +82,8 @@ def _see(job: JobContext, world: World) -> None:
         _recount_start(job, world)
     _note_stepped(job, world, job.now, guessed=False)
     _count_redone(job, world)
+    if world.replicas:
+        roster.note_alone(job, world)
     fact = WorldTraining(round=world.round, step=world.marked, start_seen=start_seen)
     job.out.record(fact)
     goodput_marks.write_if_small(job)
@@ -118,21 +120,29 @@ def trains(job: JobContext, world: World) -> None:
     world.marked = world.first_step
     job.timers.cancel(Timer.START)
     job.out.record(WorldTraining(round=world.round, step=world.marked))
-    what = f"at step {world.first_step}" if world.first_step else "(steps unknown)"
-    text = f"round {world.round} trains {what}"
+    text = _trains_text(world)
     if job.state.phase is JobPhase.STARTING:
         job.move(Trigger.STEPPED, PhaseReason.TRAINING, text)
     _count_redone(job, world)
     job.ledger.begin_world(job.clock.micros)
-    for rank in world.places:
+    for rank in world.starting:  # what replicas do that went on, is known
         done = rank in world.finished
         job.turn(rank, GoodputClass.WAITING if done else GoodputClass.PRODUCTIVE)
     goodput_marks.write_if_small(job)
     job.out.event(EventReason.WORLD_TRAINING, text)
-    if world.replicas:
+    if world.replicas and not world.degraded:
         roster.note_alone(job, world)
     _note_trains(job, world)
     job.touch(Change.WORLD_TRAINS)
+
+
+def _trains_text(world: World) -> str:
+    begin = len({world.places[rank].replica.number for rank in world.starting})
+    if 0 < begin < len(world.replicas):
+        more = counted(begin, "new replica")
+        return f"round {world.round}: {more} {verb(begin, 'trains', 'train')}, as others did before"
+    what = f"at step {world.first_step}" if world.first_step else "(steps unknown)"
+    return f"round {world.round} trains {what}"
 
 
 def guessed(job: JobContext, node: Node, world: World) -> None:
@@ -164,6 +174,8 @@ def _note_first_step(job: JobContext, world: World) -> None:
     """Count the time before the first step of all ranks as the world's start."""
     at = max(world.guessed.values(), default=job.now)
     if math.isfinite(world.trains_since):  # else an earlier master has seen it
+        if world.replicas:
+            roster.note_alone(job, world)
         _recount_start(job, world, until=at)
         goodput_marks.write_if_small(job)
         text = f"round {world.round}: steps are guessed from the ranks' collectives, from 0 on"
@@ -219,7 +231,7 @@ def _recount_start(job: JobContext, world: World, *, until: float = math.inf) ->
     kind, incident_id = incidents.cost_class(incident), incident.id if incident is not None else ""
     start = max(0.0, min(until, job.now) - world.trains_since)
     amount = micros(start) if math.isfinite(until) else job.clock.micros
-    for rank in world.places:
+    for rank in world.starting:  # replicas that went on have trained meanwhile
         job.ledger.reclassify(rank, amount, kind, job.clock.micros, incident_id)
 
 

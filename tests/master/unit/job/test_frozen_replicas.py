@@ -7,7 +7,7 @@ import pytest
 from holdfast_master.policies.hang_response import HangKind
 from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, started
-from simulation.steered.replicas import replicated, roster, rounds_of, say
+from simulation.steered.replicas import replicated, roster, rounds_of, say, stands
 
 
 def test_a_replica_that_keeps_others_waiting_is_restarted() -> None:
@@ -16,10 +16,10 @@ def test_a_replica_that_keeps_others_waiting_is_restarted() -> None:
         3, health=wire.HealthPolicy(hang=wire.HangPolicy(mode=wire.HealthMode.ACT, min_seconds=300))
     )
     before = rounds_of(job)
-    _stands(job, 1)
+    stands(job, 1)
     job.run(3.0)
     for rank in (0, 2):
-        _stands(job, rank)
+        stands(job, rank)
     job.run(45.0)
     assert "ReplicaFrozen" in job.reasons()
     assert [rounds_of(job)[rank] for rank in (0, 2)] == [before[0], before[2]]
@@ -30,10 +30,10 @@ def test_a_replica_that_hangs_is_out_until_it_steps_again() -> None:
     """Where hangs are only reported, nobody is restarted; the others go on without it meanwhile."""
     job = replicated(3)
     before = rounds_of(job)
-    _stands(job, 1)
+    stands(job, 1)
     job.run(3.0)
     for rank in (0, 2):
-        _stands(job, rank)
+        stands(job, rank)
     job.run(7.0)
     text = job.status.text
     assert "no replica has completed a step for " in text
@@ -41,7 +41,7 @@ def test_a_replica_that_hangs_is_out_until_it_steps_again() -> None:
     job.run(28.0)
     assert roster(job).replicas == (1, 3)
     for rank in range(3):
-        _stands(job, rank, stuck=False)
+        stands(job, rank, stuck=False)
     job.run(5.0)
     assert roster(job).replicas == (1, 2, 3)
     assert rounds_of(job) == before
@@ -56,7 +56,7 @@ def starting(job: SteeredJob, rank: int) -> None:
         job.run(0.01)
         current = agent.workers.current
         if agent.round > before and current is not None and current.physics is not None:
-            _stands(job, rank)
+            stands(job, rank)
             job.run(0.3)
             assert len(roster(job).replicas) == len(job.agents), job.tale()
             return
@@ -69,7 +69,7 @@ def test_a_replica_without_a_first_step_hides_no_frozen_one() -> None:
     starting(job, 2)
     assert job.agents[1].sampling.hang(HangKind.STOPPED, 0) is not None
     job.run(3.0)
-    _stands(job, 0)
+    stands(job, 0)
     job.run(45.0)
     assert roster(job).replicas == (1, 4)
     (text,) = job.texts("ReplicaFrozen")
@@ -80,15 +80,15 @@ def test_steps_blame_nobody_while_a_replica_starts() -> None:
     """By time replicas wait for it at unlike steps: who is behind is no culprit."""
     job = replicated(3)
     starting(job, 2)
-    _stands(job, 1)
+    stands(job, 1)
     job.run(3.0)
-    _stands(job, 0)
+    stands(job, 0)
     job.run(45.0)
     assert "ReplicaFrozen" not in job.reasons()
     assert roster(job).replicas == (1, 2, 4)
-    _stands(job, 2, stuck=False)
+    stands(job, 2, stuck=False)
     job.run(60.0)
-    _stands(job, 2)
+    stands(job, 2)
     job.run(45.0)
     assert 2 not in roster(job).replicas, "it is behind two others that have stepped"
 
@@ -97,13 +97,13 @@ def test_a_replica_that_was_stopped_before_its_first_step_is_found_by_its_ranks(
     """The evidence tells it from one that still starts."""
     job = replicated(3)
     starting(job, 2)
-    _stands(job, 2, stuck=False)
+    stands(job, 2, stuck=False)
     assert job.agents[2].sampling.hang(HangKind.STOPPED, 0) is not None
     for rank in (0, 1):
-        _stands(job, rank)
+        stands(job, rank)
     job.run(45.0)
     assert roster(job).replicas == (1, 2)
-    _stands(job, 2, stuck=False)
+    stands(job, 2, stuck=False)
     job.run(5.0)
     assert roster(job).replicas == (1, 2, 4), "it steps"
 
@@ -115,7 +115,7 @@ def test_a_replica_that_never_completes_a_first_step_is_restarted() -> None:
     starting(job, 2)
     before = rounds_of(job)
     for rank in (0, 1):
-        _stands(job, rank)
+        stands(job, rank)
     job.run(110.0)
     assert "ReplicaFrozen" not in job.reasons()
     assert rounds_of(job) == before
@@ -123,7 +123,7 @@ def test_a_replica_that_never_completes_a_first_step_is_restarted() -> None:
     assert "ReplicaFrozen" in job.reasons()
     assert {rank for rank in before if before[rank] != rounds_of(job)[rank]} == {2}, job.tale()
     for rank in (0, 1):
-        _stands(job, rank, stuck=False)
+        stands(job, rank, stuck=False)
     job.run(60.0)
     assert job.reasons().count("ReplicaFrozen") == 1
     assert roster(job).replicas == (1, 2, 5)
@@ -132,10 +132,10 @@ def test_a_replica_that_never_completes_a_first_step_is_restarted() -> None:
 def frozen_behind_the_end(*, saved: bool) -> SteeredJob:
     """Replica 2 was put out, and the others end the training meanwhile."""
     job = replicated(3)
-    _stands(job, 1)
+    stands(job, 1)
     job.run(3.0)
     for rank in (0, 2):
-        _stands(job, rank)
+        stands(job, rank)
     job.run(35.0)
     assert roster(job).replicas == (1, 3)
     if saved:
@@ -154,7 +154,7 @@ def test_a_replica_that_goes_on_after_the_others_end_begins_anew(how: str) -> No
     job = frozen_behind_the_end(saved=True)
     before, epoch = rounds_of(job)[1], roster(job).epoch
     if how == "steps":
-        _stands(job, 1, stuck=False)
+        stands(job, 1, stuck=False)
     else:
         say(job, 1, wire.RosterFailed(epoch=epoch - 1))
     job.run(10.0)
@@ -169,7 +169,7 @@ def test_without_a_checkpoint_it_goes_on_alone() -> None:
     """It has the only state that there is."""
     job = frozen_behind_the_end(saved=False)
     before = rounds_of(job)[1]
-    _stands(job, 1, stuck=False)
+    stands(job, 1, stuck=False)
     job.run(10.0)
     assert rounds_of(job)[1] == before, job.tale()
     assert roster(job).replicas == (2,)
@@ -177,20 +177,12 @@ def test_without_a_checkpoint_it_goes_on_alone() -> None:
 
 def test_a_rank_that_has_ended_well_puts_no_replica_out() -> None:
     """Its process is gone, as it should be; the others of its replica wait as all do."""
-    job = started(2, agents={"local": 2}, replica_nodes=1, min_replicas=1)
+    job = started(2, agents={"local": 2}, nodes_per_replica=1, min_replicas=1)
     job.run(1.0)
     job.agents[1].workers.exit(0, 0)
     job.run(0.5)
     assert job.agents[1].sampling.hang(HangKind.PROCESS_GONE, 0) is not None
     for rank in (0, 1):
-        _stands(job, rank)
+        stands(job, rank)
     job.run(45.0)
     assert roster(job).replicas == (1, 2), job.tale()
-
-
-def _stands(job: SteeredJob, rank: int, *, stuck: bool = True) -> None:
-    """The processes of a node complete no further step, or go on."""
-    current = job.agents[rank].workers.current
-    assert current is not None
-    assert current.physics is not None
-    job.training.hang(current.physics, current.assignment.group_rank, stuck=stuck)

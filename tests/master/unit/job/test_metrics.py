@@ -210,8 +210,8 @@ def test_the_age_of_a_tier_counts_from_the_step_that_the_world_began_from() -> N
     [
         ({"replicas": 4, "standbys": 1}, 4),
         ({"replicas": 5, "node_unit": 2}, 4),
-        ({"replicas": 5, "replica_nodes": 2, "standbys": 1}, 4),
-        ({"replicas": 7, "node_unit": 3, "replica_nodes": 3}, 6),
+        ({"replicas": 5, "nodes_per_replica": 2, "standbys": 1}, 4),
+        ({"replicas": 7, "node_unit": 3, "nodes_per_replica": 3}, 6),
         ({"replicas": 3, "node_unit": 0}, 3),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_checkpoint_is_refused_once_the_replica_that_saves_is_lost() -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_replicas_that_start_are_given_plans_of_their_own(late: bool) -> None:  # noqa: FBT001
     """One that fails meanwhile takes no other's plan away; who asks meanwhile is heard."""
-    job = SteeredJob(job_spec(replicas=3, replica_nodes=1, min_replicas=1))
+    job = SteeredJob(job_spec(replicas=3, nodes_per_replica=1, min_replicas=1))
     job.add_agents(3)
     job.run_until("STARTING")
     job.run(0.2)

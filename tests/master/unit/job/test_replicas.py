@@ -238,22 +238,22 @@ def test_a_replica_that_has_ended_is_out_once_others_cannot_meet() -> None:
 
 def test_a_script_that_asks_for_no_roster_is_told_of() -> None:
     """Its replicas would train alone, each with weights of its own."""
-    job = SteeredJob(job_spec(replicas=2, replica_nodes=1, min_replicas=1))
+    job = SteeredJob(job_spec(replicas=2, nodes_per_replica=1, min_replicas=1))
     for agent in job.add_agents(2):
         agent.follows_rosters = False
     job.run_until("TRAINING")
     (text,) = job.texts("ReplicaAlone")
-    assert "1, 2; spec.localSGD needs a script" in text
+    assert "1, 2; spec.replicaPolicy needs a script" in text
     assert "ReplicaAlone" not in replicated(2).reasons()
 
 
-@pytest.mark.parametrize("replica_nodes", [0, 1])
-def test_no_roster_is_told_where_there_are_no_replicas(replica_nodes: int) -> None:
+@pytest.mark.parametrize("nodes_per_replica", [0, 1])
+def test_no_roster_is_told_where_there_are_no_replicas(nodes_per_replica: int) -> None:
     """A job without replicas has one world, as ever."""
-    job = started(2, replica_nodes=replica_nodes, min_replicas=1)
+    job = started(2, nodes_per_replica=nodes_per_replica, min_replicas=1)
     job.run(2.0)
     modes = [m.mode for _, m in job.sent if isinstance(m, wire.WorldAssignment)]
-    assert (wire.AssignmentMode.RECONFIGURE in modes) is (replica_nodes > 0)
+    assert (wire.AssignmentMode.RECONFIGURE in modes) is (nodes_per_replica > 0)
 
 
 def test_a_replica_that_ends_well_while_no_world_runs_counts() -> None:

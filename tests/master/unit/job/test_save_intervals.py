@@ -329,7 +329,7 @@ def test_the_base_of_a_job_is_its_spec_s() -> None:
 
 def _of_replicas(nodes: int = 3) -> SteeredJob:
     """A job of replicas that train, whose first one has confirmed a schedule."""
-    job = started(nodes, agents={"costs": COSTS}, replica_nodes=1, min_replicas=1)
+    job = started(nodes, agents={"costs": COSTS}, nodes_per_replica=1, min_replicas=1)
     job.run(60.0)
     assert [len(told) for told in _told(job)] == [2, *[0] * (nodes - 1)]
     return job

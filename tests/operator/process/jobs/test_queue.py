@@ -442,7 +442,7 @@ def test_a_preemption_of_replicas_ends_no_process_of_the_others(
     flags = ("--steps=100000", f"--checkpoint-dir={SHARED}/saved")
     words = ("holdfast-run", "--nproc-per-node=1", f"{SHARED}/replica.py", *flags)
     body = share(manifest(*words, replicas=4, minReplicas=1), tmp_path)
-    body["spec"]["localSGD"] = {"replicaNodes": 1}
+    body["spec"]["replicaPolicy"] = {"nodesPerReplica": 1}
     container(body)["resources"] = {"requests": {"cpu": "1"}}
     body["metadata"]["labels"] = {_QUEUE: "team"}
     job, better = make_job("replicas"), make_job("better")

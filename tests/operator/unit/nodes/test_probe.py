@@ -99,6 +99,34 @@ async def test_a_node_is_found_gone_and_found_again(
     await probe.close()
 
 
+async def test_a_worker_that_answered_is_not_asked_for_each_of_its_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands of pods lose their readiness and get it again; a new or a gone pod is news."""
+    monkeypatch.setattr("holdfast_operator.nodes.probe.LEARN_SECONDS", WITHIN)
+    looks: list[int] = []
+    pods = [_pod("a", "127.0.0.1")]
+
+    def shown() -> list[PodRecord]:
+        looks.append(len(pods))
+        return pods
+
+    probe = NodeProbe("team/t", FREE_PORT, "", shown, list, lambda _: None)
+    probe.start()
+    await eventually(lambda: probe.reach.answered, lambda known: len(known) == 1)
+    before = len(looks)
+    probe.changed(pods[0], gone=False)
+    await asyncio.sleep(0.1)
+    assert len(looks) == before
+    pods.append(_pod("b", "127.0.0.1"))
+    probe.changed(pods[1], gone=False)
+    await eventually(lambda: probe.reach.answered, lambda known: len(known) == 2)
+    before = len(looks)
+    probe.changed(pods.pop(), gone=True)
+    await eventually(lambda: len(looks), lambda count: count > before)
+    await probe.close()
+
+
 async def test_a_master_is_known_by_its_stream() -> None:
     """A connection that says nothing would count there as one without an identity."""
     accepted: list[object] = []

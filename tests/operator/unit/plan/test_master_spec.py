@@ -106,8 +106,8 @@ def test_every_field_that_a_master_acts_on_is_filled_in() -> None:
 
 def test_nodes_of_a_replica_are_told_and_make_the_unit() -> None:
     """A world of whole replicas; workers beyond are standbys."""
-    spec = read(job(replicas=4, localSGD={"replicaNodes": 2})).spec
-    assert master_spec(spec, SpecVersion(1)).replica_nodes == 2
+    spec = read(job(replicas=4, replicaPolicy={"nodesPerReplica": 2})).spec
+    assert master_spec(spec, SpecVersion(1)).nodes_per_replica == 2
     assert spec.unit == 2
 
 
@@ -142,7 +142,7 @@ def test_a_field_that_the_wire_gains_is_noticed_here() -> None:
         "failure_rules",
         "active_deadline_seconds",
         "suspend",
-        "replica_nodes",
+        "nodes_per_replica",
         "revision",
     }
     auto = read(job()).spec.checkpoint.intervals

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from aiohttp import web
 
-from holdfast_operator.kube.client import KubeClient
+from holdfast_operator.kube.client import JSON, MERGE, KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, UnreachableError
+
+Leads = Callable[[str], None]
 
 
 class Trouble:
@@ -20,12 +22,16 @@ class Trouble:
     def __init__(self) -> None:
         self.refuses = 0
         self.asked = 0
+        self.requests: list[web.Request] = []
+        self.bodies: list[str] = []
         self.silence = asyncio.Event()
         """Ends that of a watch."""
 
-    async def answer(self, _request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
         """Answer one request."""
         self.asked += 1
+        self.requests.append(request)
+        self.bodies.append(await request.text())
         if self.asked <= self.refuses:
             return web.json_response({"reason": "ServiceUnavailable"}, status=503)
         return web.json_response({"metadata": {}})
@@ -57,22 +63,30 @@ async def trouble() -> AsyncIterator[tuple[Trouble, str]]:
 
 
 @pytest.fixture
-async def client(
-    trouble: tuple[Trouble, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[KubeClient]:
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Leads:
+    """Writes the file that leads to an API server."""
+
+    def leads(server: str) -> None:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "here",
+            "clusters": [{"name": "c", "cluster": {"server": server}}],
+            "users": [{"name": "u", "user": {"token": "secret"}}],
+            "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        }
+        file = tmp_path / "kubeconfig"
+        file.write_text(yaml.safe_dump(config))
+        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        monkeypatch.setenv("KUBECONFIG", str(file))
+
+    return leads
+
+
+@pytest.fixture
+async def client(trouble: tuple[Trouble, str], kubeconfig: Leads) -> AsyncIterator[KubeClient]:
     """A client of that server."""
-    file = tmp_path / "kubeconfig"
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "clusters": [{"name": "c", "cluster": {"server": trouble[1]}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-    }
-    file.write_text(yaml.safe_dump(config))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    monkeypatch.setenv("KUBECONFIG", str(file))
+    kubeconfig(trouble[1])
     made = KubeClient(1000.0, 1000)
     await made.open()
     yield made
@@ -107,3 +121,37 @@ async def test_a_watch_that_falls_silent_is_given_up(client: KubeClient) -> None
     async with asyncio.timeout(10.0):
         with pytest.raises(UnreachableError, match="watch /watched: TimeoutError"):
             await anext(events)
+
+
+async def test_a_request_shows_the_token_and_what_is_accepted(
+    client: KubeClient, trouble: tuple[Trouble, str]
+) -> None:
+    """They are those of the kubeconfig; the body is sent as it is."""
+    server, _ = trouble
+    await client.call("PATCH", "/apis/a/b?c=d", {"spec": {}}, MERGE)
+    (request,) = server.requests
+    sent = ("Authorization", "Content-Type", "Accept")
+    assert [request.headers[name] for name in sent] == ["Bearer secret", MERGE, JSON]
+    assert (request.method, request.path_qs) == ("PATCH", "/apis/a/b?c=d")
+    assert server.bodies == ['{"spec": {}}']
+
+
+async def test_a_proxy_of_the_environment_is_used(
+    trouble: tuple[Trouble, str], kubeconfig: Leads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address of the API server may lead nowhere from here, unless the variable excepts it."""
+    server, url = trouble
+    kubeconfig("http://api.invalid:6443")
+    monkeypatch.setenv("http_proxy", url)
+    for excepted, asked in (("", 1), ("api.invalid", 0)):
+        monkeypatch.setenv("no_proxy", excepted)
+        made = KubeClient(1000.0, 1000)
+        await made.open()
+        before = server.asked
+        if asked:
+            assert await made.call("GET", "/version") == {"metadata": {}}
+        else:
+            with pytest.raises(UnreachableError):
+                await made.call("GET", "/version")
+        assert server.asked == before + asked
+        await made.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from holdfast_operator.job_cache import JobCache
@@ -105,3 +106,19 @@ def test_jobs_that_go_on_are_counted() -> None:
     assert jobs.going == 1
     jobs.delete(("team", "u"), "b")
     assert jobs.going == 0
+
+
+def test_versions_of_an_object_share_a_spec_that_did_not_change() -> None:
+    """Each write of a status brings a whole object anew, and its spec is most of it."""
+    jobs = JobCache()
+    spec = {"replicas": 2, "worker": {"template": {}}}
+    jobs.add(KEY, {**_body("a"), "spec": spec})
+    status = {"phase": "Running"}
+    jobs.add(KEY, {**_body("a", version=2), "spec": copy.deepcopy(spec), "status": status})
+    kept = jobs.newest(KEY)
+    assert kept is not None
+    assert kept["spec"] is spec
+    assert (kept["metadata"]["resourceVersion"], kept["status"]) == (2, status)
+    edited = {**spec, "replicas": 3}
+    jobs.add(KEY, {**_body("a", version=3), "spec": edited})
+    assert jobs.newest(KEY) == {**_body("a", version=3), "spec": edited}

@@ -1,4 +1,4 @@
-"""A job that asks for what this version does not have, under the real reconciler."""
+"""A job that asks for what this version lacks, or uses old names, under the real reconciler."""
 
 from __future__ import annotations
 
@@ -115,6 +115,22 @@ async def test_a_job_that_has_pods_is_told_and_goes_on() -> None:
     (one,) = told.happened
     assert (one.reason, one.warning) == ("NotSupported", True)
     assert one.text.startswith("ignored: spec.checkpoint.onSuspend: false asks for suspending")
+    assert server.written == []
+    await reconciler.close()
+
+
+@pytest.mark.parametrize("status", [{}, {"templateRevision": "t-1"}], ids=["new", "running"])
+async def test_a_job_with_an_old_name_of_a_field_is_told_once(status: dict[str, Any]) -> None:
+    """The event names the field and the remedy; looks that follow do not repeat it."""
+    reconciler, server, told = _reconciler()
+    reconciler.seen(KEY, _object(job(localSGD={"replicaNodes": 2}), **status), gone=False)
+    for _ in range(2):
+        with pytest.raises(KubeError):
+            await reconciler.look(KEY)
+    (one,) = told.happened
+    assert (one.reason, one.warning) == ("FieldDeprecated", True)
+    assert one.text.startswith("spec.localSGD.replicaNodes: 2 is deprecated and taken as ")
+    assert "write it there, and delete spec.localSGD" in one.text
     assert server.written == []
     await reconciler.close()
 

@@ -1,8 +1,9 @@
-"""The work queue, the token bucket and the settings."""
+"""The work queue, the token bucket, the settings and the written status."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import datetime as dt
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from holdfast_operator.credentials import JobCredentials
 from holdfast_operator.kube.rate_limit import TokenBucket
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.settings import SettingsError, read_settings
+from holdfast_operator.state.status import WrittenStatus
 from holdfast_operator.work_queue import WorkQueue
 from holdfast_wire import keys
 from holdfast_wire.authority import Credentials
@@ -141,3 +143,14 @@ def test_files_that_could_not_be_written_are_written_by_the_next_stream(
             credentials.operator_folder()
     assert (credentials.operator_folder() / keys.CERT_FILE).exists()
     credentials.close()
+
+
+def test_conditions_of_the_status_and_of_the_last_plan_are_kept_once() -> None:
+    """Those of a plan count until they are written; then they are the same."""
+    written = WrittenStatus({"conditions": [{"type": "Healthy", "status": "True"}]})
+    planned = [{"type": "Healthy", "status": "False"}]
+    written.planned(planned)
+    assert written.for_planner()["conditions"] is planned
+    answer = {"conditions": copy.deepcopy(planned)}
+    written.written(answer)
+    assert written.conditions is answer["conditions"]

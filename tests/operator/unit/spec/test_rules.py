@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.spec.admission import change_job, check_update, from_object
+from holdfast_operator.spec.admission import (
+    change_job,
+    check_update,
+    from_object,
+    whole_schema,
+)
 from holdfast_operator.spec.problems import InvalidJobError
-from holdfast_operator.spec.schema import Rule, parse_crd, walk
+from holdfast_operator.spec.schema import Rule, parse_crd, walk, with_defaults
 from holdfast_wire.messages import HealthMode
 from jobs.job_files import CRD, faults_of, fields_of, job, read
 from jobs.rule_cases import ACCEPTED, REFUSED, ROLES
@@ -45,7 +50,7 @@ def test_the_cases_break_every_rule_of_the_crd() -> None:
         for rule in rules
         if not rule.about_change and not any(_words_of(rule) in fault for fault in told)
     ]
-    assert len(rules) == 28
+    assert len(rules) == 29
     assert unbroken == []
 
 
@@ -80,7 +85,14 @@ def _changed(**fields: Any) -> dict[str, Any]:
             "spec.master.port",
             id="port changed",
         ),
-        pytest.param({"localSGD": {"replicaNodes": 2}}, "spec.localSGD", id="replicas made"),
+        pytest.param(
+            {"replicaPolicy": {"nodesPerReplica": 2}}, "spec.replicaPolicy", id="replicas made"
+        ),
+        pytest.param(
+            {"localSGD": {"replicaNodes": 2}},
+            "spec.replicaPolicy",
+            id="replicas made under their older name",
+        ),
         pytest.param({"replicas": 1}, "spec.replicas", id="scaled below the minimum"),
         pytest.param({"replicas": 9}, "spec.replicas", id="scaled above the maximum"),
     ],
@@ -103,6 +115,43 @@ def test_a_change_that_is_not_allowed_is_refused(fields: dict[str, Any], blamed:
 def test_a_change_that_is_allowed_is_accepted(fields: dict[str, Any]) -> None:
     """Sizes inside the bounds and the pods of a role may change at any time."""
     assert check_update(_changed(**fields), _running(), CRD) == []
+
+
+_OLD: dict[str, Any] = {"localSGD": {"replicaNodes": 2}}
+_NEW: dict[str, Any] = {"replicaPolicy": {"nodesPerReplica": 2}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(_OLD, _NEW, id="renamed"),
+        pytest.param(_OLD, _OLD | _NEW, id="both"),
+        pytest.param(_OLD | _NEW, _NEW, id="the old one deleted"),
+        pytest.param(_NEW, _OLD, id="back"),
+    ],
+)
+def test_a_field_of_a_running_job_may_get_its_new_name(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """The number of nodes stays, under whichever name; an owner moves a job that trains."""
+    assert check_update(read(job(**after)).body, read(job(**before)).body, CRD) == []
+
+
+@pytest.mark.parametrize("after", [{}, _OLD | {"replicaPolicy": {"nodesPerReplica": 4}}])
+def test_a_renamed_field_cannot_get_another_value(after: dict[str, Any]) -> None:
+    """The rule looks at the number, and not at the name."""
+    before = read(job(**_OLD)).body
+    problems = check_update(with_defaults(job(**after), whole_schema(parse_crd(CRD))), before, CRD)
+    assert "spec.replicaPolicy" in fields_of(problems)
+
+
+def test_both_names_of_a_field_with_unlike_values_are_refused() -> None:
+    """The message has both fields, both values and the remedy."""
+    (problem,) = faults_of(job(**_NEW | {"localSGD": {"replicaNodes": 4}}))
+    assert str(problem) == (
+        "line 1: spec.localSGD: replicaPolicy.nodesPerReplica is 2, and its older name "
+        "localSGD.replicaNodes 4: keep the right number in replicaPolicy, and delete localSGD"
+    )
 
 
 @pytest.mark.parametrize("fields", [{"replicas": 3}, {"suspend": True}])

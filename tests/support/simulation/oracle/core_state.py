@@ -121,7 +121,7 @@ def _replicas(job: JobContext, world: World) -> None:
     numbers = [one.number for one in world.replicas]
     ensure(numbers == sorted(set(numbers)), f"replicas {numbers} are not in order")
     ensure(max(numbers, default=0) <= job.state.last_replica, f"replicas {numbers} are too new")
-    nodes = job.state.spec.replica_nodes if job.state.spec else 0
+    nodes = job.state.spec.nodes_per_replica if job.state.spec else 0
     whole = all(one.nodes == nodes for one in world.replicas)
     ensure(whole or not world.replicas, f"a replica of {world.replicas} has not {nodes} nodes")
     roster, running = job.state.roster, job.worlds.running()

@@ -33,7 +33,7 @@ from simulation.planted.patches import Bug, Bugs, Patch, planted
 __all__ = ["BUGS", "Bug", "planted"]
 
 _BUGS = Bugs()
-_OF_REPLICAS = Bugs(lambda drawn: dataclasses.replace(drawn, replica_nodes=drawn.unit))
+_OF_REPLICAS = Bugs(lambda drawn: dataclasses.replace(drawn, nodes_per_replica=drawn.unit))
 
 # ------------------------------------------------------------------------------------- rendezvous
 

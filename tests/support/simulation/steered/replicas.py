@@ -12,10 +12,10 @@ def say(job: SteeredJob, rank: int, message: object) -> None:
     agent.report(message, agent.round)
 
 
-def replicated(nodes: int, replica_nodes: int = 1, **changes: object) -> SteeredJob:
+def replicated(nodes: int, nodes_per_replica: int = 1, **changes: object) -> SteeredJob:
     """A job of replicas that all train and are in one roster."""
-    values = {"replicas": nodes, "min_replicas": replica_nodes, "max_replicas": 2 * nodes}
-    spec = job_spec(replica_nodes=replica_nodes, **(values | changes))
+    values = {"replicas": nodes, "min_replicas": nodes_per_replica, "max_replicas": 2 * nodes}
+    spec = job_spec(nodes_per_replica=nodes_per_replica, **(values | changes))
     job = SteeredJob(spec)
     job.add_agents(nodes)
     job.run_until("TRAINING")
@@ -62,3 +62,11 @@ def hold_store(job: SteeredJob, rank: int) -> None:
     agent = job.agents[rank]
     agent.waiting, ready = None, agent._store_ready
     agent._store_ready = lambda name: agent.later(3.0, ready, name)  # type: ignore[assignment, method-assign]
+
+
+def stands(job: SteeredJob, rank: int, *, stuck: bool = True) -> None:
+    """The processes of a node complete no further step, or go on."""
+    current = job.agents[rank].workers.current
+    assert current is not None
+    assert current.physics is not None
+    job.training.hang(current.physics, current.assignment.group_rank, stuck=stuck)
