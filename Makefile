@@ -215,6 +215,10 @@ bench-load: $(STAMP) ## Measure the master under 100 to 10,000 agents, beside DL
 bench-metrics: $(STAMP) ## Measure what metrics cost the master of 3,000 agents (15 minutes)
 	$(BIN)/python -m bench.load.metrics
 
+.PHONY: bench-ledger
+bench-ledger: $(STAMP) ## Measure what 10,000 readers of shards cost a master (10 minutes)
+	$(BIN)/python -m bench.ledger
+
 .PHONY: bench-overhead
 bench-overhead: $(STAMP) ## Measure what agent, master and SDK add to a step, beside torchrun
 	$(BIN)/python -m bench.overhead

@@ -13,6 +13,7 @@ from holdfast_master import inputs
 from holdfast_master.instructions import JOURNAL_FORMAT, Instruction, StepDown
 from holdfast_master.job import reconcile
 from holdfast_master.job.checkpoints import interval, on_demand
+from holdfast_master.job.data import shards
 from holdfast_master.job.health import hangs, health_view, preflight, samples
 from holdfast_master.job.incidents import goodput_marks, incidents, strikes
 from holdfast_master.job.nodes import liveness, pods
@@ -258,6 +259,8 @@ _DEADLINES: dict[Timer, Callable[[JobContext, Any], None]] = {
     Timer.BARRIER: lambda job, _: barrier.barrier_due(job),
     Timer.ROSTER: _touch(Change.ROSTER_DUE),
     Timer.PARTING: _touch(Change.ROSTER_DUE),
+    Timer.LEASES: lambda job, _: shards.deal(job),
+    Timer.SHARDS: lambda job, _: shards.flush(job),
     Timer.TERMINAL: incidents.end_terminal,
     Timer.EVIDENCE: incidents.end_evidence,
     Timer.STRAGGLER_SLICE: lambda job, _: samples.slice_due(job),

@@ -59,6 +59,8 @@ ENV_REPLICA = "HOLDFAST_REPLICA"
 ENV_SYNC_CHOICES = "HOLDFAST_SYNC_CHOICES"
 """File to which a rank appends how replicas have chosen to agree (local SGD): a `SyncChosen` in
 protobuf's JSON on each line; set for a rank."""
+ENV_DATA = "HOLDFAST_DATA"
+"""Socket of this node's agent for readers of shards; set for a rank."""
 ENV_SCHEDULE = "HOLDFAST_SCHEDULE"
 """`memory:storage`: a world's first steps between checkpoints; set for a rank."""
 ENV_CHECKPOINT = "HOLDFAST_CHECKPOINT"

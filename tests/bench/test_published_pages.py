@@ -12,8 +12,8 @@ from bench.failover.page import page as failover_page
 from bench.harness.record import DOCS, Bench, to_line
 
 NAMES = (
-    *("hang", "health", "load", "local_sgd", "nodes", "overhead", "preflight", "recovery"),
-    *("scale", "start", "universal"),
+    *("hang", "health", "ledger", "load", "local_sgd", "nodes", "overhead", "preflight"),
+    *("recovery", "scale", "start", "universal"),
 )
 PACKAGES = {name: f"bench.{name}.__main__" for name in NAMES} | {
     "metrics": "bench.load.metrics",

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from holdfast_wire.keys import (
     ENV_ARENA,
     ENV_CHECKPOINT,
+    ENV_DATA,
     ENV_PAGE,
+    ENV_REPLICA,
     ENV_ROUND,
     ENV_SCHEDULE,
     ENV_STEP_LOG,
@@ -44,6 +46,10 @@ class Environment:
     arena: str = ""
     """HOLDFAST_ARENA, the socket of this node's checkpoint server; empty: each rank starts its own.
     """
+    replica: int = 0
+    """HOLDFAST_REPLICA, the number of this rank's replica; 0: the world is one."""
+    data: str = ""
+    """HOLDFAST_DATA, the agent's socket for readers of shards; empty: nobody leases any."""
     schedule: str = ""
     """HOLDFAST_SCHEDULE, `memory:storage`: the steps between saves that the master has set. Empty:
     no master sets them."""
@@ -65,6 +71,8 @@ class Environment:
             local_rank=_slot(variables, _number(variables, "LOCAL_RANK", 0)),
             local_world_size=_number(variables, "LOCAL_WORLD_SIZE", 1),
             arena=variables.get(ENV_ARENA, ""),
+            replica=_number(variables, ENV_REPLICA, 0),
+            data=variables.get(ENV_DATA, ""),
             schedule=variables.get(ENV_SCHEDULE, ""),
             checkpoint=_policy(variables.get(ENV_CHECKPOINT, "")),
         )

@@ -112,6 +112,7 @@ class Agent:
             wire.Leave: lambda order, _: self._on_leave(order),
             wire.ClockReply: lambda reply, _: parts.sampler.on_clock(reply),
             wire.StateDigest: lambda digest, _: self._on_digest(digest),
+            wire.ShardsLeased: parts.runner.shards.on_leased,
             wire.HeartbeatInterval: lambda order, _: self._set_interval(order.heartbeat_seconds),
             **dict.fromkeys(master_messages.ABOUT_CHECKPOINTS, tools.arenas.receive),
         }
@@ -234,6 +235,7 @@ class Agent:
         if killed_for:
             runner.kill(killed_for)
         self._tools.arenas.restate()
+        runner.shards.restate()
 
     def _on_assignment(self, assignment: wire.WorldAssignment, own_round: int) -> None:
         if assignment.mode is wire.AssignmentMode.RECONFIGURE:

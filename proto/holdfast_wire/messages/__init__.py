@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from holdfast_wire.messages.agent import *  # noqa: F403
     from holdfast_wire.messages.checkpoint import *  # noqa: F403
+    from holdfast_wire.messages.data import *  # noqa: F403
     from holdfast_wire.messages.evidence import *  # noqa: F403
     from holdfast_wire.messages.fence import *  # noqa: F403
     from holdfast_wire.messages.job import *  # noqa: F403
@@ -43,6 +44,11 @@ MESSAGES: Final = _by_name(
         MemoryCheckpoints PartSource ReleaseCheckpoints RestorePlan RestorePlanVerified
         RestoreRequest SavingReport SetSchedule ShardsPersisted TierCost TierInterval
         TierVersions
+    """,
+    data="""
+        ReaderClaim ReaderGroup ReaderLeases ReaderName ReaderOpened ReaderProgress ReaderReport
+        ReadersJoined ShardChange ShardLedger ShardPosition ShardRange ShardsCommitted
+        ShardsGiven ShardsLeased
     """,
     evidence="ChildEvidence GroupTail IncidentEvidence RankEvidence",
     fence="Fence",

@@ -24,6 +24,7 @@ from holdfast_wire.messages.checkpoint import (
     ShardsPersisted,
     TierInterval,
 )
+from holdfast_wire.messages.data import ReaderOpened, ReaderReport, ShardsLeased
 from holdfast_wire.messages.evidence import RankEvidence
 from holdfast_wire.messages.fence import Fence
 from holdfast_wire.messages.job import SyncChosen
@@ -692,6 +693,8 @@ SessionRequestMessage = (
     | ReplicaReady
     | RosterFailed
     | SyncChosen
+    | ReaderOpened
+    | ReaderReport
 )
 """What `SessionRequest.message` holds."""
 SessionResponseMessage = (
@@ -713,5 +716,6 @@ SessionResponseMessage = (
     | CollectEvidence
     | ClockReply
     | CheckNode
+    | ShardsLeased
 )
 """What `SessionResponse.message` holds."""

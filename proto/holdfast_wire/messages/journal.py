@@ -11,6 +11,7 @@ import enum
 
 from holdfast_wire.messages.agent import BudgetCharge, OuterRoster
 from holdfast_wire.messages.checkpoint import CheckpointVersion, Tier, TierInterval
+from holdfast_wire.messages.data import ReadersJoined, ShardLedger, ShardsCommitted, ShardsGiven
 from holdfast_wire.messages.job import (
     Incident,
     JobEvent,
@@ -425,6 +426,7 @@ class JobFolded:
     sync: SyncChosen | None = None  # The newest choice of replicas that switch.
     straggler_trials: tuple[StragglerTrial, ...] = ()
     """By round; of several nodes that left one world together, that of the first."""
+    ledgers: tuple[ShardLedger, ...] = ()  # By name of the dataset.
 
 
 JournalRecordFact = (
@@ -454,5 +456,9 @@ JournalRecordFact = (
     | OuterRoster
     | SyncChosen
     | StragglerTrial
+    | ShardLedger
+    | ShardsGiven
+    | ShardsCommitted
+    | ReadersJoined
 )
 """What `JournalRecord.fact` holds."""

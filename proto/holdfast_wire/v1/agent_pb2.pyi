@@ -10,6 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import holdfast_wire.v1.checkpoint_pb2
+import holdfast_wire.v1.data_pb2
 import holdfast_wire.v1.evidence_pb2
 import holdfast_wire.v1.fence_pb2
 import holdfast_wire.v1.job_pb2
@@ -206,6 +207,8 @@ class SessionRequest(google.protobuf.message.Message):
     REPLICA_READY_FIELD_NUMBER: builtins.int
     ROSTER_FAILED_FIELD_NUMBER: builtins.int
     SYNC_CHOSEN_FIELD_NUMBER: builtins.int
+    READER_OPENED_FIELD_NUMBER: builtins.int
+    READER_REPORT_FIELD_NUMBER: builtins.int
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence:
         """The newest fence that the agent has accepted. For messages about workers: the round of those workers."""
@@ -260,6 +263,10 @@ class SessionRequest(google.protobuf.message.Message):
     def roster_failed(self) -> Global___RosterFailed: ...
     @property
     def sync_chosen(self) -> holdfast_wire.v1.job_pb2.SyncChosen: ...
+    @property
+    def reader_opened(self) -> holdfast_wire.v1.data_pb2.ReaderOpened: ...
+    @property
+    def reader_report(self) -> holdfast_wire.v1.data_pb2.ReaderReport: ...
     def __init__(
         self,
         *,
@@ -289,10 +296,12 @@ class SessionRequest(google.protobuf.message.Message):
         replica_ready: Global___ReplicaReady | None = ...,
         roster_failed: Global___RosterFailed | None = ...,
         sync_chosen: holdfast_wire.v1.job_pb2.SyncChosen | None = ...,
+        reader_opened: holdfast_wire.v1.data_pb2.ReaderOpened | None = ...,
+        reader_report: holdfast_wire.v1.data_pb2.ReaderReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["barrier_ack", b"barrier_ack", "barrier_reached", b"barrier_reached", "check_listening", b"check_listening", "clock_probe", b"clock_probe", "collective_samples", b"collective_samples", "command_done", b"command_done", "commit_result", b"commit_result", "evidence_collected", b"evidence_collected", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "memory_checkpoints", b"memory_checkpoints", "message", b"message", "node_checked", b"node_checked", "notice_received", b"notice_received", "replica_ready", b"replica_ready", "restore_plan_verified", b"restore_plan_verified", "restore_request", b"restore_request", "roster_failed", b"roster_failed", "round_started", b"round_started", "round_stopped", b"round_stopped", "shards_persisted", b"shards_persisted", "store_prepared", b"store_prepared", "sync_chosen", b"sync_chosen", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["barrier_ack", b"barrier_ack", "barrier_reached", b"barrier_reached", "check_listening", b"check_listening", "clock_probe", b"clock_probe", "collective_samples", b"collective_samples", "command_done", b"command_done", "commit_result", b"commit_result", "evidence_collected", b"evidence_collected", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "memory_checkpoints", b"memory_checkpoints", "message", b"message", "node_checked", b"node_checked", "notice_received", b"notice_received", "replica_ready", b"replica_ready", "restore_plan_verified", b"restore_plan_verified", "restore_request", b"restore_request", "roster_failed", b"roster_failed", "round_started", b"round_started", "round_stopped", b"round_stopped", "shards_persisted", b"shards_persisted", "store_prepared", b"store_prepared", "sync_chosen", b"sync_chosen", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "worker_exited", "round_started", "round_stopped", "store_prepared", "barrier_reached", "barrier_ack", "command_done", "warmed", "goodbye", "memory_checkpoints", "shards_persisted", "commit_result", "restore_request", "restore_plan_verified", "collective_samples", "evidence_collected", "notice_received", "clock_probe", "check_listening", "node_checked", "replica_ready", "roster_failed", "sync_chosen"] | None: ...
+    def HasField(self, field_name: typing.Literal["barrier_ack", b"barrier_ack", "barrier_reached", b"barrier_reached", "check_listening", b"check_listening", "clock_probe", b"clock_probe", "collective_samples", b"collective_samples", "command_done", b"command_done", "commit_result", b"commit_result", "evidence_collected", b"evidence_collected", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "memory_checkpoints", b"memory_checkpoints", "message", b"message", "node_checked", b"node_checked", "notice_received", b"notice_received", "reader_opened", b"reader_opened", "reader_report", b"reader_report", "replica_ready", b"replica_ready", "restore_plan_verified", b"restore_plan_verified", "restore_request", b"restore_request", "roster_failed", b"roster_failed", "round_started", b"round_started", "round_stopped", b"round_stopped", "shards_persisted", b"shards_persisted", "store_prepared", b"store_prepared", "sync_chosen", b"sync_chosen", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["barrier_ack", b"barrier_ack", "barrier_reached", b"barrier_reached", "check_listening", b"check_listening", "clock_probe", b"clock_probe", "collective_samples", b"collective_samples", "command_done", b"command_done", "commit_result", b"commit_result", "evidence_collected", b"evidence_collected", "fence", b"fence", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "memory_checkpoints", b"memory_checkpoints", "message", b"message", "node_checked", b"node_checked", "notice_received", b"notice_received", "reader_opened", b"reader_opened", "reader_report", b"reader_report", "replica_ready", b"replica_ready", "restore_plan_verified", b"restore_plan_verified", "restore_request", b"restore_request", "roster_failed", b"roster_failed", "round_started", b"round_started", "round_stopped", b"round_stopped", "shards_persisted", b"shards_persisted", "store_prepared", b"store_prepared", "sync_chosen", b"sync_chosen", "warmed", b"warmed", "worker_exited", b"worker_exited"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "worker_exited", "round_started", "round_stopped", "store_prepared", "barrier_reached", "barrier_ack", "command_done", "warmed", "goodbye", "memory_checkpoints", "shards_persisted", "commit_result", "restore_request", "restore_plan_verified", "collective_samples", "evidence_collected", "notice_received", "clock_probe", "check_listening", "node_checked", "replica_ready", "roster_failed", "sync_chosen", "reader_opened", "reader_report"] | None: ...
 
 Global___SessionRequest: typing_extensions.TypeAlias = SessionRequest
 
@@ -321,6 +330,7 @@ class SessionResponse(google.protobuf.message.Message):
     COLLECT_EVIDENCE_FIELD_NUMBER: builtins.int
     CLOCK_REPLY_FIELD_NUMBER: builtins.int
     CHECK_NODE_FIELD_NUMBER: builtins.int
+    SHARDS_LEASED_FIELD_NUMBER: builtins.int
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence:
         """Fence of the master that sends it; a round-scoped message carries its round."""
@@ -361,6 +371,8 @@ class SessionResponse(google.protobuf.message.Message):
     def clock_reply(self) -> Global___ClockReply: ...
     @property
     def check_node(self) -> Global___CheckNode: ...
+    @property
+    def shards_leased(self) -> holdfast_wire.v1.data_pb2.ShardsLeased: ...
     def __init__(
         self,
         *,
@@ -383,10 +395,11 @@ class SessionResponse(google.protobuf.message.Message):
         collect_evidence: Global___CollectEvidence | None = ...,
         clock_reply: Global___ClockReply | None = ...,
         check_node: Global___CheckNode | None = ...,
+        shards_leased: holdfast_wire.v1.data_pb2.ShardsLeased | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "check_node", b"check_node", "clock_reply", b"clock_reply", "collect_evidence", b"collect_evidence", "commit_announced", b"commit_announced", "commit_grant", b"commit_grant", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "flush_to_storage", b"flush_to_storage", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "prepare_store", b"prepare_store", "release_checkpoints", b"release_checkpoints", "restore_plan", b"restore_plan", "set_barrier", b"set_barrier", "set_schedule", b"set_schedule", "stop_round", b"stop_round", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "check_node", b"check_node", "clock_reply", b"clock_reply", "collect_evidence", b"collect_evidence", "commit_announced", b"commit_announced", "commit_grant", b"commit_grant", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "flush_to_storage", b"flush_to_storage", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "prepare_store", b"prepare_store", "release_checkpoints", b"release_checkpoints", "restore_plan", b"restore_plan", "set_barrier", b"set_barrier", "set_schedule", b"set_schedule", "stop_round", b"stop_round", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "stop_round", "prepare_store", "set_barrier", "dump_stacks", "leave", "digest", "heartbeat_interval", "restore_plan", "commit_grant", "commit_announced", "release_checkpoints", "flush_to_storage", "set_schedule", "collect_evidence", "clock_reply", "check_node"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "check_node", b"check_node", "clock_reply", b"clock_reply", "collect_evidence", b"collect_evidence", "commit_announced", b"commit_announced", "commit_grant", b"commit_grant", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "flush_to_storage", b"flush_to_storage", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "prepare_store", b"prepare_store", "release_checkpoints", b"release_checkpoints", "restore_plan", b"restore_plan", "set_barrier", b"set_barrier", "set_schedule", b"set_schedule", "shards_leased", b"shards_leased", "stop_round", b"stop_round", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "check_node", b"check_node", "clock_reply", b"clock_reply", "collect_evidence", b"collect_evidence", "commit_announced", b"commit_announced", "commit_grant", b"commit_grant", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "flush_to_storage", b"flush_to_storage", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "prepare_store", b"prepare_store", "release_checkpoints", b"release_checkpoints", "restore_plan", b"restore_plan", "set_barrier", b"set_barrier", "set_schedule", b"set_schedule", "shards_leased", b"shards_leased", "stop_round", b"stop_round", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "stop_round", "prepare_store", "set_barrier", "dump_stacks", "leave", "digest", "heartbeat_interval", "restore_plan", "commit_grant", "commit_announced", "release_checkpoints", "flush_to_storage", "set_schedule", "collect_evidence", "clock_reply", "check_node", "shards_leased"] | None: ...
 
 Global___SessionResponse: typing_extensions.TypeAlias = SessionResponse
 

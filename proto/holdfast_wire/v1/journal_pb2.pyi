@@ -11,6 +11,7 @@ import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import holdfast_wire.v1.agent_pb2
 import holdfast_wire.v1.checkpoint_pb2
+import holdfast_wire.v1.data_pb2
 import holdfast_wire.v1.job_pb2
 import holdfast_wire.v1.spec_pb2
 import sys
@@ -82,6 +83,10 @@ class JournalRecord(google.protobuf.message.Message):
     OUTER_ROSTER_FIELD_NUMBER: builtins.int
     SYNC_CHOSEN_FIELD_NUMBER: builtins.int
     STRAGGLER_TRIAL_FIELD_NUMBER: builtins.int
+    SHARD_LEDGER_FIELD_NUMBER: builtins.int
+    SHARDS_GIVEN_FIELD_NUMBER: builtins.int
+    SHARDS_COMMITTED_FIELD_NUMBER: builtins.int
+    READERS_JOINED_FIELD_NUMBER: builtins.int
     MORE_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     unix_time: builtins.float
@@ -141,6 +146,14 @@ class JournalRecord(google.protobuf.message.Message):
     def sync_chosen(self) -> holdfast_wire.v1.job_pb2.SyncChosen: ...
     @property
     def straggler_trial(self) -> Global___StragglerTrial: ...
+    @property
+    def shard_ledger(self) -> holdfast_wire.v1.data_pb2.ShardLedger: ...
+    @property
+    def shards_given(self) -> holdfast_wire.v1.data_pb2.ShardsGiven: ...
+    @property
+    def shards_committed(self) -> holdfast_wire.v1.data_pb2.ShardsCommitted: ...
+    @property
+    def readers_joined(self) -> holdfast_wire.v1.data_pb2.ReadersJoined: ...
     def __init__(
         self,
         *,
@@ -173,11 +186,15 @@ class JournalRecord(google.protobuf.message.Message):
         outer_roster: holdfast_wire.v1.agent_pb2.OuterRoster | None = ...,
         sync_chosen: holdfast_wire.v1.job_pb2.SyncChosen | None = ...,
         straggler_trial: Global___StragglerTrial | None = ...,
+        shard_ledger: holdfast_wire.v1.data_pb2.ShardLedger | None = ...,
+        shards_given: holdfast_wire.v1.data_pb2.ShardsGiven | None = ...,
+        shards_committed: holdfast_wire.v1.data_pb2.ShardsCommitted | None = ...,
+        readers_joined: holdfast_wire.v1.data_pb2.ReadersJoined | None = ...,
         more: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "outer_roster", b"outer_roster", "phase_changed", b"phase_changed", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "straggler_trial", b"straggler_trial", "sync_chosen", b"sync_chosen", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "more", b"more", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "outer_roster", b"outer_roster", "phase_changed", b"phase_changed", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "straggler_trial", b"straggler_trial", "sync_chosen", b"sync_chosen", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded", "checkpoint_committed", "schedule_confirmed", "node_judged", "references_learned", "node_struck", "outer_roster", "sync_chosen", "straggler_trial"] | None: ...
+    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "outer_roster", b"outer_roster", "phase_changed", b"phase_changed", "readers_joined", b"readers_joined", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "shard_ledger", b"shard_ledger", "shards_committed", b"shards_committed", "shards_given", b"shards_given", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "straggler_trial", b"straggler_trial", "sync_chosen", b"sync_chosen", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "more", b"more", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "outer_roster", b"outer_roster", "phase_changed", b"phase_changed", "readers_joined", b"readers_joined", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "sequence", b"sequence", "shard_ledger", b"shard_ledger", "shards_committed", b"shards_committed", "shards_given", b"shards_given", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "straggler_trial", b"straggler_trial", "sync_chosen", b"sync_chosen", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded", "checkpoint_committed", "schedule_confirmed", "node_judged", "references_learned", "node_struck", "outer_roster", "sync_chosen", "straggler_trial", "shard_ledger", "shards_given", "shards_committed", "readers_joined"] | None: ...
 
 Global___JournalRecord: typing_extensions.TypeAlias = JournalRecord
 
@@ -1047,6 +1064,7 @@ class JobFolded(google.protobuf.message.Message):
     LAST_REPLICA_FIELD_NUMBER: builtins.int
     SYNC_FIELD_NUMBER: builtins.int
     STRAGGLER_TRIALS_FIELD_NUMBER: builtins.int
+    LEDGERS_FIELD_NUMBER: builtins.int
     first: builtins.bool
     last: builtins.bool
     epoch: builtins.int
@@ -1173,6 +1191,10 @@ class JobFolded(google.protobuf.message.Message):
     def straggler_trials(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StragglerTrial]:
         """By round; of several nodes that left one world together, that of the first."""
 
+    @property
+    def ledgers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.data_pb2.ShardLedger]:
+        """By name of the dataset."""
+
     def __init__(
         self,
         *,
@@ -1239,9 +1261,10 @@ class JobFolded(google.protobuf.message.Message):
         last_replica: builtins.int = ...,
         sync: holdfast_wire.v1.job_pb2.SyncChosen | None = ...,
         straggler_trials: collections.abc.Iterable[Global___StragglerTrial] | None = ...,
+        ledgers: collections.abc.Iterable[holdfast_wire.v1.data_pb2.ShardLedger] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "assigned", b"assigned", "checkpoint", b"checkpoint", "failed_step", b"failed_step", "roster", b"roster", "schedule", b"schedule", "spec", b"spec", "stop", b"stop", "sync", b"sync", "trains_since", b"trains_since", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "assumed_round", b"assumed_round", "best_step", b"best_step", "charges", b"charges", "checkpoint", b"checkpoint", "commands", b"commands", "counted_unix", b"counted_unix", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "ended_steps", b"ended_steps", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "guessed_round", b"guessed_round", "incident_count", b"incident_count", "incidents", b"incidents", "judged", b"judged", "last", b"last", "last_replica", b"last_replica", "masters", b"masters", "next_command_id", b"next_command_id", "node_references", b"node_references", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "preempted", b"preempted", "promised", b"promised", "reason", b"reason", "reference_levels", b"reference_levels", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "roster", b"roster", "round", b"round", "schedule", b"schedule", "spec", b"spec", "started_unix", b"started_unix", "stepless_rounds", b"stepless_rounds", "steps_guessed", b"steps_guessed", "stop", b"stop", "straggler_trials", b"straggler_trials", "strikes", b"strikes", "sync", b"sync", "text", b"text", "tier_failures", b"tier_failures", "trained_rounds", b"trained_rounds", "trained_seconds", b"trained_seconds", "training", b"training", "trains_since", b"trains_since", "vacant", b"vacant", "world", b"world"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "assumed_round", b"assumed_round", "best_step", b"best_step", "charges", b"charges", "checkpoint", b"checkpoint", "commands", b"commands", "counted_unix", b"counted_unix", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "ended_steps", b"ended_steps", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "guessed_round", b"guessed_round", "incident_count", b"incident_count", "incidents", b"incidents", "judged", b"judged", "last", b"last", "last_replica", b"last_replica", "ledgers", b"ledgers", "masters", b"masters", "next_command_id", b"next_command_id", "node_references", b"node_references", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "preempted", b"preempted", "promised", b"promised", "reason", b"reason", "reference_levels", b"reference_levels", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "roster", b"roster", "round", b"round", "schedule", b"schedule", "spec", b"spec", "started_unix", b"started_unix", "stepless_rounds", b"stepless_rounds", "steps_guessed", b"steps_guessed", "stop", b"stop", "straggler_trials", b"straggler_trials", "strikes", b"strikes", "sync", b"sync", "text", b"text", "tier_failures", b"tier_failures", "trained_rounds", b"trained_rounds", "trained_seconds", b"trained_seconds", "training", b"training", "trains_since", b"trains_since", "vacant", b"vacant", "world", b"world"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_failed_step", b"_failed_step"]) -> typing.Literal["failed_step"] | None: ...
     @typing.overload

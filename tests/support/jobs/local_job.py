@@ -212,8 +212,12 @@ class RunningJob:
         return {r.rank: r.pid for node in self.nodes().values() for r in node.ranks if r.pid}
 
     def agent_pid(self, node: int) -> int:
-        """Return the pid of a node's agent."""
-        return self.nodes()[node].agent_pid
+        """Return the pid of a node's agent, once it has joined: a signal to 0 is one to all."""
+
+        def there() -> int:
+            return self.nodes()[node].agent_pid
+
+        return self.wait_for(f"the agent of node {node}", there)
 
     def cli(self, *words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a `holdfast` command against this job's home."""

@@ -20,6 +20,7 @@ from holdfast_agent.workers.exit_reports import ExitReporter, needs_stderr
 from holdfast_agent.workers.log_files import RoundLogs
 from holdfast_agent.workers.replica_files import RosterFile, SyncChoices
 from holdfast_agent.workers.rounds import NO_LOGS, Round
+from holdfast_agent.workers.shard_relay import ShardRelay
 from holdfast_agent.zygote.protocol import (
     Failure,
     KillRound,
@@ -53,6 +54,7 @@ class RoundRunner:
         self.exits = ExitReporter(report)
         self.rosters = RosterFile(lambda: tools.logs.scratch, report)
         self.sync_choices = SyncChoices(lambda: tools.logs.scratch, report)
+        self.shards = ShardRelay(lambda: tools.logs.scratch, report)
         self.phase = RoundPhase.IDLE
         self.current: Round | None = None
         """Newest round whose processes were started."""
@@ -102,6 +104,7 @@ class RoundRunner:
             **torchrun_environment.checkpoint(assignment),
             **self.rosters.begin(number, assignment),
             **self.sync_choices.begin(number),
+            **self.shards.begin(),
         }
         envs = {
             rank: torchrun_environment.environment(settings, assignment, rank, inherited) | common
@@ -143,6 +146,7 @@ class RoundRunner:
         while self._tasks:
             await asyncio.wait(self._tasks, timeout=1.0)
         await self.exits.close()
+        self.shards.close()
 
     # --- events of the zygote -----------------------------------------------------------------
 
@@ -187,6 +191,7 @@ class RoundRunner:
         self, current: Round, local_rank: int, code: int, mono_ns: int, cause: str = ""
     ) -> None:
         current.exits[local_rank] = code
+        self.shards.forward(current.number)  # what it had committed counts
         self.exits.note(current, self._tools.page, local_rank, mono_ns, cause)
         if current.all_exited and self.phase in (RoundPhase.STARTING, RoundPhase.RUNNING):
             self._move(RoundTrigger.ALL_EXITED)

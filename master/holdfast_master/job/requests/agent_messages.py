@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast_master.inputs import AgentMessage
 from holdfast_master.job.checkpoints import commits, on_demand, restore
+from holdfast_master.job.data import shards
 from holdfast_master.job.health import hangs, preflight, samples
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import eligibility, liveness, notices, pods
@@ -37,6 +38,8 @@ _ABOUT_ROUND = (
     wire.MemoryCheckpoints,
     wire.RestoreRequest,
     wire.RestorePlanVerified,
+    wire.ReaderOpened,
+    wire.ReaderReport,
 )
 _SHOWN_EXITS = 20
 _OLDEST = 600.0
@@ -334,4 +337,6 @@ _HANDLERS: dict[type, Callable[[JobContext, Node, int, Any], None]] = {
     wire.ReplicaReady: roster.ready,
     wire.RosterFailed: roster.failed,
     wire.SyncChosen: roster.sync_chosen,
+    wire.ReaderOpened: shards.opened,
+    wire.ReaderReport: shards.reported,
 }

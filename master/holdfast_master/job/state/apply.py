@@ -19,6 +19,7 @@ from holdfast_master.job.state.job_state import (
 )
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.policies import failure_rate, node_history
+from holdfast_master.policies.data import ledger
 from holdfast_master.policies.goodput import from_entries
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import Cause
@@ -104,6 +105,7 @@ def _world_decided(state: JobState, fact: wire.WorldDecided) -> None:
     state.world = fact
     state.last_replica = max([state.last_replica, *(one.number for one in fact.replicas)])
     _keep_trained(state, fact)
+    _return_shards(state, fact)
     if not _going_on(fact):
         state.sync = None  # all ranks begin with their script's settings
     if fact.store_port == 0:
@@ -118,6 +120,13 @@ def _world_decided(state: JobState, fact: wire.WorldDecided) -> None:
     state.finished &= _going_on(fact)
     if state.trains_since is None and _trains_on(state, fact):
         state.trains_since = state.job_seconds
+
+
+def _return_shards(state: JobState, fact: wire.WorldDecided) -> None:
+    """Return the leases of readers whose processes do not go on."""
+    groups = ledger.groups_of(fact)
+    for one in state.ledgers.values():
+        one.keep_only(groups)
 
 
 def _keep_trained(state: JobState, fact: wire.WorldDecided) -> None:
@@ -276,6 +285,29 @@ def _outer_roster(state: JobState, fact: wire.OuterRoster) -> None:
     state.last_replica = max([state.last_replica, *fact.replicas])
 
 
+def _readers_joined(state: JobState, fact: wire.ReadersJoined) -> None:
+    found, group = state.ledgers.get(fact.dataset), fact.group
+    if found is not None and group is not None:
+        found.join(ledger.Group(group.replica, group.round), group.readers)
+
+
+def _shards_given(state: JobState, fact: wire.ShardsGiven) -> None:
+    found = state.ledgers.get(fact.dataset)
+    if found is None:
+        return
+    for one in fact.leases:
+        found.lease(ledger.reader_of(one.reader), one.request, one.ordinals)
+
+
+def _shards_committed(state: JobState, fact: wire.ShardsCommitted) -> None:
+    found = state.ledgers.get(fact.dataset)
+    if found is None:
+        return
+    for one in fact.readers:
+        positions = {each.ordinal: each.position for each in one.positions}
+        found.commit(ledger.reader_of(one.reader), one.step, positions, one.done)
+
+
 def _newest(field: str) -> Callable[[JobState, Any], None]:
     """Return the change of a fact that takes the place of the one before."""
     return lambda state, fact: setattr(state, field, fact)
@@ -307,5 +339,11 @@ _CHANGES: Final[dict[type, Callable[[JobState, Any], object]]] = {
     wire.ScheduleConfirmed: _newest("schedule"),
     wire.OuterRoster: _outer_roster,
     wire.SyncChosen: _newest("sync"),
+    wire.ShardLedger: lambda state, fact: state.ledgers.update(
+        {fact.name: ledger.of_message(fact)}
+    ),
+    wire.ReadersJoined: _readers_joined,
+    wire.ShardsGiven: _shards_given,
+    wire.ShardsCommitted: _shards_committed,
     wire.JobFolded: snapshot.load,
 }

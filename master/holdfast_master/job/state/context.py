@@ -8,6 +8,7 @@ from typing import TypeVar
 from holdfast_master.job.state.changes import Change, PendingChanges
 from holdfast_master.job.state.checkpoints import Checkpoints
 from holdfast_master.job.state.counts import Counts
+from holdfast_master.job.state.data import DataRequests
 from holdfast_master.job.state.goodput import GoodputLedger
 from holdfast_master.job.state.health import OFF, Health, Preflight
 from holdfast_master.job.state.incident import Incidents
@@ -70,6 +71,7 @@ class JobContext:
     operator: OperatorView = dataclasses.field(default_factory=OperatorView)
     claims: Claims = dataclasses.field(default_factory=Claims)
     """Claims of agents that run a world which the journal does not name."""
+    data: DataRequests = dataclasses.field(default_factory=DataRequests)
     end: JobEnd = dataclasses.field(default_factory=JobEnd)
     pending_stacks: dict[int, PendingStacks] = dataclasses.field(default_factory=dict)
     """Users who wait for stacks, by request id."""

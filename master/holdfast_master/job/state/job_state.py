@@ -6,6 +6,7 @@ import collections
 import dataclasses
 from typing import Any, Final
 
+from holdfast_master.policies.data.ledger import Ledger
 from holdfast_master.policies.goodput import Totals
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import PhaseReason
@@ -130,6 +131,9 @@ class JobState:
     """Of its own time in which worlds trained that are over."""
     trains_since: float | None = None
     """The job's own time since which the assigned world trains; None: it does not."""
+
+    ledgers: dict[str, Ledger] = dataclasses.field(default_factory=dict)
+    """Shards of each dataset that is read by leases, by name."""
 
     goodput_assumed: bool = False
     """A world ran whose steps nobody reported: its time counts as productive, and may not be."""

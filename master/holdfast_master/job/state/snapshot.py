@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from holdfast_master.job.state.job_state import JobState
+from holdfast_master.policies.data import ledger
+from holdfast_master.policies.data.ledger import Ledger
 from holdfast_master.policies.goodput import MICROS, Totals, from_entries
 from holdfast_wire.messages import GoodputEntry, JobFolded, PastMaster
 
@@ -69,6 +71,12 @@ def _dict(value: Any, item: Any) -> _Container:
             lambda into, items: into.update({getattr(each, key): each for each in items}),
             spread=True,
         )
+    if value is Ledger:
+        return _Container(
+            lambda known: [one.message() for one in known.values()],
+            lambda into, items: into.update({one.name: ledger.of_message(one) for one in items}),
+            spread=True,
+        )
     second = others[0]
     there, back = _OTHER_FORMS.get(value, (_same, _same))
     return _Container(
@@ -103,8 +111,9 @@ _FORMS: Final = _forms()
 
 
 def copied(state: JobState) -> JobState:
-    """A state that later facts do not change; copies each container, but no item."""
+    """A state that later facts do not change; copies each container, and items that change."""
     changes = {name: getattr(state, name).copy() for name, form in _FORMS.items() if form}
+    changes["ledgers"] = {name: one.copy() for name, one in state.ledgers.items()}
     return dataclasses.replace(state, **changes)
 
 

@@ -38,6 +38,8 @@ class Timer(enum.Enum):
     BARRIER = "every rank should have saved and stopped by now"
     ROSTER = "replicas that are ready have waited long enough for others to begin with"
     PARTING = "(replica) one whose ranks have ended well has been in the roster for long enough"
+    LEASES = "readers that ask for shards have waited long enough for others to be leased with"
+    SHARDS = "write down what readers of shards have committed"
     TERMINAL = "(incident) no better evidence came: the job ends"
     EVIDENCE = "(incident) evidence does not count any more: close it"
     STRAGGLER_SLICE = "go on with a look at the ranks' collectives"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast_master.job.data import shards
 from holdfast_master.job.health import preflight
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.changes import Change
@@ -13,6 +14,7 @@ from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.job.state.world import World, world_hash
 from holdfast_master.job.worlds import assignment, digests, flush, replicas, stores
 from holdfast_master.policies import rendezvous
+from holdfast_master.policies.data.ledger import groups_of
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Attendance, Candidate, Form, Seat, Wait
 from holdfast_master.policies.replicas import SeatedReplica
@@ -246,6 +248,7 @@ def _decide(
 ) -> None:
     """Decide the round's number and write its members down."""
     state = job.state
+    shards.flush(job)  # what readers that are lost had committed counts
     number = max(state.round, job.worlds.newest_round_seen) + 1
     recorded = tuple(replicas.as_member(one) for one in members)
     cause = job.incidents.current.best.text if job.incidents.current else job.worlds.broken
@@ -259,6 +262,7 @@ def _decide(
         world_hash=world_hash(job.identity.epoch, 0, number, recorded),
     )
     job.out.record(fact)
+    job.data.keep_only(groups_of(fact))
     world = World(fact, job.bounds)
     job.worlds.decide(world)
     job.membership.spares = job.membership.candidates - world.places.keys()

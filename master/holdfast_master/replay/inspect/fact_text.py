@@ -153,6 +153,17 @@ def _trial(fact: wire.StragglerTrial) -> str:
     return f"node {fact.node_rank} left round {fact.round} for {ranks}: {fact.outcome.name}"
 
 
+def _ledger(fact: wire.ShardLedger) -> str:
+    readers = counted(sum(one.readers for one in fact.groups), "reader")
+    waiting = counted(len(fact.returned), "shard")
+    return f"{fact.name}: {readers}, step {fact.newest}, fresh from {fact.fresh} on, {waiting} wait"
+
+
+def _given(fact: wire.ShardsGiven) -> str:
+    given = counted(sum(len(one.ordinals) for one in fact.leases), "shard")
+    return f"{fact.dataset}: {given} to {counted(len(fact.leases), 'reader')}"
+
+
 _FACTS: dict[type, Callable[[Any], str]] = {
     wire.SegmentOpened: _opened,
     wire.SpecAccepted: _spec,
@@ -186,6 +197,12 @@ _FACTS: dict[type, Callable[[Any], str]] = {
     wire.ScheduleConfirmed: _schedule,
     wire.OuterRoster: _roster,
     wire.SyncChosen: _sync,
+    wire.ShardLedger: _ledger,
+    wire.ReadersJoined: lambda fact: f"{fact.dataset}: a replica reads, too",
+    wire.ShardsGiven: _given,
+    wire.ShardsCommitted: lambda fact: (
+        f"{fact.dataset}: progress of {counted(len(fact.readers), 'reader')}"
+    ),
     wire.JobFolded: lambda fact: (
         f"state of epoch {fact.epoch}" if fact.first else "more of the state"
     ),

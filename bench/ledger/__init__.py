@@ -1,0 +1,1 @@
+"""Cost of the ledger of shards for a job master."""

@@ -1,0 +1,206 @@
+"""Leases of shards: readers open a dataset, ask for shards, and report what is committed.
+
+Requests of a moment become one record, and progress one record a minute: a record for each would
+cost a sync each. Leases are on disk before a reader hears of them; progress that a dead master had
+not written down is reported again by the readers that live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.data import Asked, Opening, Progress
+from holdfast_master.job.state.membership import Node
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.wording import short
+from holdfast_master.policies.data import ledger as policy
+from holdfast_master.policies.data.ledger import Group, Ledger, Reader
+from holdfast_master.policies.quantities import counted
+from holdfast_wire import messages as wire
+from holdfast_wire.reasons import EventReason
+
+GATHER_SECONDS: Final = 0.1
+"""Requests of so long become one record, s: readers ask while they still have shards."""
+COMMIT_SECONDS: Final = 60.0
+"""Between two records of progress, s: what is read twice if a master and a replica end at once."""
+
+
+def opened(job: JobContext, node: Node, number: int, message: wire.ReaderOpened) -> None:
+    """Note that a rank is about to read; once all of its group are, they begin."""
+    group = _group(job, node, number)
+    if group is None or not message.dataset or not message.shards:
+        return
+    known = job.state.ledgers.get(message.dataset)
+    if known is not None and group in known.groups:  # said again to a new master
+        _note_asked(job, node, Reader(group, message.rank), message, request=1)
+        return
+    problem = _mismatch(known, message) if known is not None and known.groups else ""
+    key = (message.dataset, group)
+    openings = job.data.openings.setdefault(key, {})
+    first = next(iter(openings.values()), None)
+    if first is not None:
+        problem = problem or _mismatch(first.message, message)
+    if problem:
+        _refuse(job, node, number, message, problem)
+        return
+    openings[message.rank] = Opening(node.rank, message)
+    _note_asked(job, node, Reader(group, message.rank), message, request=1)
+    if len(openings) >= message.readers:
+        del job.data.openings[key]
+        _begin(job, group, {rank: one.message for rank, one in sorted(openings.items())})
+
+
+def _group(job: JobContext, node: Node, number: int) -> Group | None:
+    """The readers among which those of a node are; None: they are of no world that goes on."""
+    world = job.worlds.in_replica(node.rank, node.agent_id, number)
+    world = world or job.worlds.running_with(node, number)
+    if world is None:
+        return None
+    replica = world.places[node.rank].replica
+    return Group(replica.number, world.round_of(node.rank))
+
+
+def _mismatch(known: Ledger | wire.ReaderOpened, message: wire.ReaderOpened) -> str:
+    """The difference between two readers' datasets of one name; empty: there is none."""
+    if (known.shards, known.epochs) != (message.shards, message.epochs):
+        mine = f"{known.shards} shards and {known.epochs or 'endless'} epochs"
+        its = f"{message.shards} and {message.epochs or 'endless'}"
+        return f"other readers of dataset {message.dataset} have {mine}, this one {its}"
+    if known.digest != message.digest:
+        return f"other readers of dataset {message.dataset} have another list or order of shards"
+    return ""
+
+
+def _refuse(
+    job: JobContext, node: Node, number: int, message: wire.ReaderOpened, problem: str
+) -> None:
+    text = f"rank {message.rank} of round {number} is leased no shards: {problem}"
+    job.out.warn(EventReason.READER_REFUSED, text, node=node.rank)
+    refusal = wire.ShardsLeased(dataset=message.dataset, rank=message.rank, refused=problem)
+    job.out.send(node, refusal, number)
+
+
+def _begin(job: JobContext, group: Group, opened: Mapping[int, wire.ReaderOpened]) -> None:
+    """Have a group of readers begin: what their checkpoints say becomes the ledger."""
+    message = next(iter(opened.values()))
+    name, known = message.dataset, job.state.ledgers.get(message.dataset)
+    if known is not None and known.groups:
+        replica, number = group
+        readers = wire.ReaderGroup(replica=replica, round=number, readers=len(opened))
+        job.out.record(wire.ReadersJoined(dataset=name, group=readers))
+        return
+    flush(job)
+    made = Ledger(name, message.shards, message.epochs, message.digest)
+    if known is not None and not _mismatch(known, message):
+        made = known.copy()
+    job.data.floors.pop(name, None)  # of steps that may come again
+    lost = made.begin(group, {rank: one.claim for rank, one in opened.items()})
+    job.out.record(made.message(), durable=True)
+    count = counted(len(opened), "reader")
+    step = max((one.claim.step for one in opened.values() if one.claim is not None), default=0)
+    text = f"dataset {short(name)}: {count} of round {group.round} begin at step {step}"
+    job.out.event(EventReason.READERS_BEGAN, text)
+    if lost:
+        text = f"dataset {short(name)} does not go back to step {step} whole: {lost}"
+        job.out.warn(EventReason.SHARDS_NOT_RESTORED, text)
+    deal(job)
+
+
+def reported(job: JobContext, node: Node, number: int, message: wire.ReaderReport) -> None:
+    """Note a reader's progress, and its request."""
+    group = _group(job, node, number)
+    if group is None or not message.dataset:
+        return
+    reader, data = Reader(group, message.rank), job.data
+    if message.positions or message.done:
+        noted = data.progress.setdefault(message.dataset, {})
+        noted.setdefault(reader, Progress()).add(message)
+        job.timers.ensure(Timer.SHARDS, job.now + COMMIT_SECONDS)
+    _note_asked(job, node, reader, message, request=message.request)
+
+
+def _note_asked(
+    job: JobContext,
+    node: Node,
+    reader: Reader,
+    message: wire.ReaderOpened | wire.ReaderReport,
+    *,
+    request: int,
+) -> None:
+    if message.wanted:
+        asked = Asked(node.rank, node.agent_id, request, message.wanted)
+        job.data.asked.setdefault(message.dataset, {})[reader] = asked
+        job.timers.ensure(Timer.LEASES, job.now + GATHER_SECONDS)
+
+
+def deal(job: JobContext) -> None:
+    """Lease shards to all readers that ask and whose group has begun."""
+    for name in sorted(job.data.asked):
+        asked, ledger = job.data.asked[name], job.state.ledgers.get(name)
+        ready = sorted(
+            reader for reader in asked if ledger is not None and reader.group in ledger.groups
+        )
+        if ledger is not None and ready:
+            _lease(job, ledger, {reader: asked.pop(reader) for reader in ready})
+        if not asked:
+            del job.data.asked[name]
+
+
+def _lease(job: JobContext, ledger: Ledger, asked: Mapping[Reader, Asked]) -> None:
+    news = [(r, one.wanted) for r, one in asked.items() if one.request > ledger.asked.get(r, 0)]
+    chosen = [(reader, ordinals) for reader, ordinals in ledger.choose(news) if ordinals]
+    if chosen:
+        leases = tuple(
+            wire.ReaderLeases(
+                reader=policy.named(reader),
+                request=asked[reader].request,
+                ordinals=tuple(ordinals),
+            )
+            for reader, ordinals in chosen
+        )
+        fact = wire.ShardsGiven(dataset=ledger.name, leases=leases)
+        job.out.record(fact, durable=True)
+    over, given = ledger.left == 0, {reader for reader, _ in chosen}
+    floor, floor_step = job.data.floors.get(ledger.name, (0, 0))
+    noted = job.data.progress.get(ledger.name, {})
+    for reader, one in asked.items():
+        node = job.membership.agent(one.node_rank, one.agent_id)
+        if node is not None:
+            done = noted[reader].done if reader in noted else ()
+            held = {o: at for o, at in ledger.held(reader).items() if o not in done}
+            answer = wire.ShardsLeased(
+                dataset=ledger.name,
+                rank=reader.rank,
+                request=one.request,
+                held=policy.positions(held),
+                ended=over and reader not in given,
+                floor=floor,
+                floor_step=floor_step,
+            )
+            job.out.send(node, answer, reader.group.round)
+
+
+def flush(job: JobContext) -> None:
+    """Write down what readers have committed; before a world is decided, and once a minute."""
+    job.timers.cancel(Timer.SHARDS)
+    noted, job.data.progress = job.data.progress, {}
+    for name, readers in sorted(noted.items()):
+        ledger = job.state.ledgers.get(name)
+        if ledger is None:
+            continue
+        fact = wire.ShardsCommitted(
+            dataset=name,
+            readers=tuple(
+                wire.ReaderProgress(
+                    reader=policy.named(reader),
+                    step=one.step,
+                    positions=policy.positions(one.positions),
+                    done=tuple(sorted(one.done)),
+                )
+                for reader, one in sorted(readers.items())
+            ),
+        )
+        job.out.record(fact)
+        job.data.floors[name] = (ledger.floor, ledger.newest) if ledger.newest else (0, 0)

@@ -1,0 +1,66 @@
+"""What readers of shards have said that is not in the journal yet."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from holdfast_master.policies.data.ledger import Group, Reader
+from holdfast_wire import messages as wire
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opening:
+    """A reader that waits for the others of its group."""
+
+    node_rank: int
+    message: wire.ReaderOpened
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """A reader that waits for shards."""
+
+    node_rank: int
+    agent_id: str
+    request: int
+    wanted: int
+
+
+@dataclasses.dataclass(slots=True)
+class Progress:
+    """Committed progress of a reader since the newest record."""
+
+    step: int = 0
+    positions: dict[int, int] = dataclasses.field(default_factory=dict)
+    done: set[int] = dataclasses.field(default_factory=set)
+
+    def add(self, message: wire.ReaderReport) -> None:
+        """Add a report."""
+        self.step = max(self.step, message.step)
+        self.done.update(message.done)
+        self.positions.update({one.ordinal: one.position for one in message.positions})
+        for ordinal in message.done:
+            self.positions.pop(ordinal, None)
+
+
+@dataclasses.dataclass(slots=True)
+class DataRequests:
+    """Readers that wait, and their progress."""
+
+    openings: dict[tuple[str, Group], dict[int, Opening]] = dataclasses.field(default_factory=dict)
+    """By dataset and group, and in it by rank, those of groups that are not complete."""
+    asked: dict[str, dict[Reader, Asked]] = dataclasses.field(default_factory=dict)
+    """By dataset."""
+    progress: dict[str, dict[Reader, Progress]] = dataclasses.field(default_factory=dict)
+    """By dataset."""
+    floors: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    """By dataset, the first ordinal that was not done by the newest step, and that step."""
+
+    def keep_only(self, groups: Collection[Group]) -> None:
+        """Forget the readers of all other groups: they have ended."""
+        for key in [one for one in self.openings if one[1] not in groups]:
+            del self.openings[key]
+        for asked in self.asked.values():
+            for reader in [one for one in asked if one.group not in groups]:
+                del asked[reader]

@@ -1,0 +1,1 @@
+"""Decisions about training data: leases of shards to readers."""

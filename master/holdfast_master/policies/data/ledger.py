@@ -1,0 +1,342 @@
+"""The ledger of one dataset: shards, leases of readers, and the way back to a step.
+
+Belongs here: leases, progress, the loss of a reader, a restore, the end of an epoch. Does not
+belong here: the order of shards within an epoch, which readers work out alike from a seed; who
+counts as lost; the journal.
+
+A shard of an epoch has a number, its *ordinal*: `epoch * shards + index`. Below `fresh` each
+ordinal was leased once. Those that are neither open nor returned are done. So the ledger grows
+with its readers, and not with the dataset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from holdfast_wire import messages as wire
+
+KEPT_CHANGES: Final = 200_000
+"""Changes that are kept for a way back, of all replicas together: with 10,000 readers that report
+each 10 s, three minutes. A restore to an older step goes back as far as they reach."""
+
+
+class Group(NamedTuple):
+    """Readers that start and end together: those of a world, or of one of its replicas."""
+
+    replica: int
+    """Its number; 0: the world is one."""
+    round: int
+    """Round in which its processes began."""
+
+
+class Reader(NamedTuple):
+    """One process that leases shards."""
+
+    group: Group
+    rank: int
+    """Rank within the group's world."""
+
+
+class CommittedChange(NamedTuple):
+    """A change by committed progress."""
+
+    step: int
+    """Step that it was committed with."""
+    ordinal: int
+    position: int
+    """Next record before the change."""
+
+
+@dataclasses.dataclass(slots=True)
+class Ledger:
+    """Shards of one dataset; two ledgers with the same facts are equal."""
+
+    name: str
+    shards: int = 1
+    """Number of shards; at least 1."""
+    epochs: int = 1
+    """Number of epochs; 0: without an end."""
+    digest: str = ""
+    """Names the list of shards, equal on all readers."""
+    fresh: int = 0
+    """First ordinal that was never leased."""
+    returned: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Ordinals without a reader that are not done, with the next record of each."""
+    open: dict[Reader, dict[int, int]] = dataclasses.field(default_factory=dict)
+    """Leases of each reader: ordinals with the next record after its committed ones."""
+    asked: dict[Reader, int] = dataclasses.field(default_factory=dict)
+    """Number of each reader's newest request that was answered with a lease."""
+    groups: dict[Group, int] = dataclasses.field(default_factory=dict)
+    """Groups that have begun, with their numbers of readers."""
+    newest: int = 0
+    """Newest step that progress was committed with."""
+    changes: list[CommittedChange] = dataclasses.field(default_factory=list)
+    """Changes by replicas' progress, oldest first, for a restore."""
+    forgotten: int = 0
+    """Newest step whose change is not kept any more: no restore reaches a step before it."""
+    late: int = 0
+    """Reports about a shard that was not its sender's any more: they changed nothing."""
+
+    # ------------------------------------------------------------------------------- looking
+
+    @property
+    def end(self) -> int | None:
+        """First ordinal behind the last epoch; None: there is no last one."""
+        return self.epochs * self.shards or None
+
+    @property
+    def left(self) -> int:
+        """Shards that can be leased: of an endless dataset those of one epoch."""
+        return len(self.returned) + (self.shards if self.end is None else self.end - self.fresh)
+
+    @property
+    def floor(self) -> int:
+        """First ordinal that is not done: by the newest step all before it are."""
+        held = (ordinal for leases in self.open.values() for ordinal in leases)
+        return min([self.fresh, *self.returned, *held])
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next fresh shard, from 0; the last one once all are leased."""
+        last = self.epochs - 1 if self.epochs else self.fresh
+        return min(self.fresh // self.shards, last)
+
+    def held(self, reader: Reader) -> dict[int, int]:
+        """The leases of a reader."""
+        return self.open.get(reader, {})
+
+    # ------------------------------------------------------------------------------- leasing
+
+    def choose(self, asking: Iterable[tuple[Reader, int]]) -> list[tuple[Reader, list[int]]]:
+        """Choose shards for readers that ask for so many; the ledger stays as it is.
+
+        What was returned goes first. Near the end nobody gets more than its share of the half of
+        what is left, so that readers end together.
+        """
+        readers, left = max(1, sum(self.groups.values())), self.left
+        pool = self._pool()
+        chosen = []
+        for reader, count in asking:
+            share = min(count, max(1, left // (2 * readers)))
+            taken = [ordinal for _, ordinal in zip(range(share), pool, strict=False)]
+            left -= len(taken)
+            chosen.append((reader, taken))
+        return chosen
+
+    def _pool(self) -> Iterator[int]:
+        yield from sorted(self.returned)
+        ordinal, end = self.fresh, self.end
+        while end is None or ordinal < end:
+            yield ordinal
+            ordinal += 1
+
+    def lease(self, reader: Reader, request: int, ordinals: Iterable[int]) -> None:
+        """Lease shards to a reader, as `choose` has chosen them."""
+        leases = self.open.setdefault(reader, {})
+        for ordinal in ordinals:
+            if ordinal in self.returned:
+                leases[ordinal] = self.returned.pop(ordinal)
+            elif ordinal >= self.fresh:
+                self._skip_to(ordinal)
+                self.fresh, leases[ordinal] = ordinal + 1, 0
+        self.asked[reader] = max(request, self.asked.get(reader, 0))
+
+    def _skip_to(self, ordinal: int) -> None:
+        """Have all fresh shards before an ordinal wait for a reader."""
+        self.returned.update(dict.fromkeys(range(self.fresh, ordinal), 0))
+        self.fresh = max(self.fresh, ordinal)
+
+    # ------------------------------------------------------------------------------ progress
+
+    def commit(
+        self, reader: Reader, step: int, positions: Mapping[int, int], done: Collection[int]
+    ) -> None:
+        """Take a reader's progress: it is part of the state after `step`.
+
+        A shard that is not the reader's any more was returned, and may be another's: the report
+        changes nothing.
+        """
+        leases = self.open.get(reader, {})
+        for ordinal, position in positions.items():
+            if self._note(reader, step, ordinal):
+                leases[ordinal] = max(leases[ordinal], position)
+        for ordinal in done:
+            if self._note(reader, step, ordinal):
+                del leases[ordinal]
+        self.newest = max(self.newest, step)
+        if len(self.changes) > 2 * KEPT_CHANGES:
+            self.forgotten = max(change.step for change in self.changes[:-KEPT_CHANGES])
+            del self.changes[:-KEPT_CHANGES]
+
+    def _note(self, reader: Reader, step: int, ordinal: int) -> bool:
+        """Whether a shard is the reader's; if so, keep what stood there before a change."""
+        position = self.held(reader).get(ordinal)
+        if position is None:
+            self.late += 1
+            return False
+        if reader.group.replica:
+            self.changes.append(CommittedChange(step, ordinal, position))
+        return True
+
+    def keep_only(self, groups: Collection[Group]) -> None:
+        """Return the leases of all other groups, each from its committed position."""
+        for reader in [one for one in self.open if one.group not in groups]:
+            self.returned |= self.open.pop(reader)
+        for reader in [one for one in self.asked if one.group not in groups]:
+            del self.asked[reader]
+        for group in self.groups.keys() - set(groups):
+            del self.groups[group]
+
+    # ------------------------------------------------------------------------------- restore
+
+    def join(self, group: Group, readers: int) -> None:
+        """Have a group begin beside others, with the state that it is given of them."""
+        self.groups[group] = readers
+
+    def begin(self, group: Group, claims: Mapping[int, wire.ReaderClaim | None]) -> str:
+        """Have the first group begin from what its readers' checkpoints say, by rank.
+
+        None: a reader goes on with what is committed.
+
+        Returns:
+            Reason for which the ledger does not go back to their step; empty: it does.
+        """
+        self.groups[group] = len(claims)
+        given = {rank: claim for rank, claim in sorted(claims.items()) if claim is not None}
+        if not given:
+            return ""
+        self.keep_only({group})
+        step = max(claim.step for claim in given.values())
+        lost = self._go_back(step) if group.replica else self._forget_all()
+        self._pass(max(claim.floor for claim in given.values()))
+        for claim in given.values():
+            for one in claim.done:
+                for ordinal in range(one.first, one.first + one.count * one.stride, one.stride):
+                    self._skip_to(ordinal + 1)
+                    self.returned.pop(ordinal, None)
+        for rank, claim in given.items():
+            self._hold(Reader(group, rank), claim.held)
+        self.newest = step
+        return lost
+
+    def _forget_all(self) -> str:
+        """Go back to the beginning: the claims of a whole world say all that there is to say."""
+        self.fresh, self.returned, self.open, self.asked, self.changes = 0, {}, {}, {}, []
+        self.forgotten = 0
+        return ""
+
+    def _go_back(self, step: int) -> str:
+        """Undo the progress of all replicas after a step; their leases are returned already."""
+        for change in reversed(self.changes):  # unlike readers report a step at unlike times
+            if change.step > step:
+                self.returned[change.ordinal] = change.position
+        self.changes = [change for change in self.changes if change.step <= step]
+        if step >= self.forgotten:
+            return ""
+        return f"changes before step {self.forgotten} are not kept any more"
+
+    def _pass(self, floor: int) -> None:
+        """Have all shards before an ordinal be done, where none of them was leased before."""
+        self.fresh = max(self.fresh, floor)
+
+    def _hold(self, reader: Reader, held: Iterable[wire.ShardPosition]) -> None:
+        """Lease shards to the reader that had them when it saved, from where it was."""
+        leases = self.open.setdefault(reader, {})
+        for one in held:
+            self._skip_to(one.ordinal + 1)
+            if self.returned.pop(one.ordinal, None) is not None:
+                leases[one.ordinal] = one.position
+
+    # --------------------------------------------------------------------------------- copies
+
+    def copy(self) -> Ledger:
+        """A ledger that later changes of this one do not change."""
+        return dataclasses.replace(
+            self,
+            returned=dict(self.returned),
+            open={reader: dict(leases) for reader, leases in self.open.items()},
+            asked=dict(self.asked),
+            groups=dict(self.groups),
+            changes=list(self.changes),
+        )
+
+    def message(self) -> wire.ShardLedger:
+        """The ledger as the journal has it."""
+        return wire.ShardLedger(
+            name=self.name,
+            shards=self.shards,
+            epochs=self.epochs,
+            digest=self.digest,
+            fresh=self.fresh,
+            returned=positions(self.returned),
+            leases=tuple(
+                wire.ReaderLeases(
+                    reader=named(reader),
+                    request=self.asked.get(reader, 0),
+                    ordinals=tuple(leases),
+                    positions=tuple(leases.values()),
+                )
+                for reader, leases in self.open.items()
+            ),
+            groups=tuple(
+                wire.ReaderGroup(replica=group.replica, round=group.round, readers=count)
+                for group, count in self.groups.items()
+            ),
+            newest=self.newest,
+            changes=tuple(
+                wire.ShardChange(step=one.step, ordinal=one.ordinal, position=one.position)
+                for one in self.changes
+            ),
+            forgotten=self.forgotten,
+            late=self.late,
+        )
+
+
+def of_message(message: wire.ShardLedger) -> Ledger:
+    """The ledger that `Ledger.message` made this from."""
+    leases = {reader_of(one.reader): one for one in message.leases}
+    return Ledger(
+        name=message.name,
+        shards=message.shards,
+        epochs=message.epochs,
+        digest=message.digest,
+        fresh=message.fresh,
+        returned={one.ordinal: one.position for one in message.returned},
+        open={
+            reader: dict(zip(one.ordinals, one.positions, strict=True))
+            for reader, one in leases.items()
+        },
+        asked={reader: one.request for reader, one in leases.items() if one.request},
+        groups={Group(one.replica, one.round): one.readers for one in message.groups},
+        newest=message.newest,
+        changes=[CommittedChange(one.step, one.ordinal, one.position) for one in message.changes],
+        forgotten=message.forgotten,
+        late=message.late,
+    )
+
+
+def groups_of(world: wire.WorldDecided) -> set[Group]:
+    """The groups of readers that a world has."""
+    return {Group(one.number, one.round) for one in world.replicas} or {Group(0, world.round)}
+
+
+def positions(leases: Mapping[int, int]) -> tuple[wire.ShardPosition, ...]:
+    """Ordinals with the next record of each, as a message has them."""
+    return tuple(
+        wire.ShardPosition(ordinal=ordinal, position=position)
+        for ordinal, position in leases.items()
+    )
+
+
+def named(reader: Reader) -> wire.ReaderName:
+    """A reader as the journal names it."""
+    replica, number = reader.group
+    return wire.ReaderName(replica=replica, round=number, rank=reader.rank)
+
+
+def reader_of(name: wire.ReaderName | None) -> Reader:
+    """The reader of this name in the journal."""
+    found = name or wire.ReaderName()
+    return Reader(Group(found.replica, found.round), found.rank)

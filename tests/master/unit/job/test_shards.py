@@ -1,0 +1,212 @@
+"""Readers of shards in a job: how they begin, what they are leased, what the journal has of it."""
+
+from __future__ import annotations
+
+from holdfast_master.instructions import Record
+from holdfast_master.job.data.shards import COMMIT_SECONDS
+from holdfast_master.policies.data.ledger import Group, Ledger, Reader
+from holdfast_wire.messages import (
+    ReaderClaim,
+    ReaderOpened,
+    ReaderReport,
+    ShardLedger,
+    ShardPosition,
+    ShardsCommitted,
+    ShardsGiven,
+    ShardsLeased,
+)
+from holdfast_wire.reasons import EventReason
+from simulation.steered.job import SteeredJob, training
+from simulation.steered.replicas import replicated, rounds_of, seats
+
+NEW = ReaderClaim()
+
+
+def open_reader(
+    job: SteeredJob,
+    rank: int,
+    *,
+    readers: int = 2,
+    claim: ReaderClaim | None = NEW,
+    shards: int = 40,
+    digest: str = "x",
+    reader: int | None = None,
+) -> None:
+    """A rank of a node is about to read; nodes have one rank each."""
+    message = ReaderOpened(
+        dataset="d",
+        shards=shards,
+        epochs=1,
+        digest=digest,
+        rank=rank if reader is None else reader,
+        readers=readers,
+        claim=claim,
+    )
+    tell(job, rank, message)
+
+
+def tell(job: SteeredJob, rank: int, message: object) -> None:
+    """An agent says something about the round of its processes."""
+    job.agents[rank].report(message, job.agents[rank].round)
+    job.run(0.3)
+
+
+def ask(
+    job: SteeredJob, rank: int, *, request: int = 1, wanted: int = 2, reader: int | None = None
+) -> ShardsLeased:
+    """A rank asks for shards; return the answer."""
+    own = rank if reader is None else reader
+    tell(job, rank, ReaderReport(dataset="d", rank=own, request=request, wanted=wanted))
+    answers = [
+        message
+        for node, message in job.sent
+        if node == rank and isinstance(message, ShardsLeased) and message.request == request
+    ]
+    assert answers, job.tale()
+    return answers[-1]
+
+
+def progress(
+    job: SteeredJob, rank: int, step: int, positions: dict[int, int], *done: int, reader: int = 0
+) -> None:
+    """A rank reports progress."""
+    places = tuple(ShardPosition(ordinal=o, position=p) for o, p in positions.items())
+    report = ReaderReport(dataset="d", rank=reader, step=step, positions=places, done=done)
+    tell(job, rank, report)
+
+
+def ordinals(answer: ShardsLeased) -> list[int]:
+    """The shards that a reader holds."""
+    return [one.ordinal for one in answer.held]
+
+
+def ledger(job: SteeredJob) -> Ledger:
+    """The ledger as the master has it; the same comes from the journal."""
+    found = job.state.ledgers["d"]
+    assert job.refold().ledgers["d"] == found
+    return found
+
+
+def test_nobody_is_leased_a_shard_before_all_have_claimed() -> None:
+    """The last one may hold what the first would be given."""
+    job = training(2)
+    open_reader(job, 0)
+    tell(job, 0, ReaderReport(dataset="d", rank=0, request=1, wanted=2))
+    assert not [one for _, one in job.sent if isinstance(one, ShardsLeased)]
+    held = ReaderClaim(step=3, held=(ShardPosition(ordinal=0, position=7),))
+    open_reader(job, 1, claim=held)
+    assert ordinals(ask(job, 0)) == [1, 2]
+    assert ask(job, 1).held[0] == ShardPosition(ordinal=0, position=7)
+    assert "2 readers" in job.texts(EventReason.READERS_BEGAN)[0]
+
+
+def test_a_request_that_comes_again_is_answered_alike() -> None:
+    """Its answer was lost with the stream: it leases nothing twice."""
+    job = training(2)
+    for rank in range(2):
+        open_reader(job, rank)
+    first, again = ask(job, 0), ask(job, 0)
+    assert ordinals(first) == ordinals(again) == [0, 1]
+    assert ordinals(ask(job, 0, request=2)) == [0, 1, 2, 3]
+    assert ordinals(ask(job, 1)) == [4, 5]
+
+
+def test_leases_are_on_disk_before_a_reader_hears_of_them() -> None:
+    """The next master leases them to nobody else."""
+    job = training(2)
+    for rank in range(2):
+        open_reader(job, rank)
+    ask(job, 0)
+    (given,) = [
+        one
+        for one in job.instructions
+        if isinstance(one, Record) and isinstance(one.fact, ShardsGiven)
+    ]
+    assert given.durable
+    job.restart_master()
+    job.run(3.0)
+    assert ordinals(ask(job, 0)) == [0, 1]
+    assert ordinals(ask(job, 1)) == [2, 3]
+
+
+def test_a_dataset_that_is_not_the_others_is_refused() -> None:
+    """Ordinals would mean other shards."""
+    job = training(2)
+    open_reader(job, 0)
+    open_reader(job, 1, digest="y")
+    (refusal,) = [one for _, one in job.sent if isinstance(one, ShardsLeased)]
+    assert "another list" in refusal.refused
+    assert "rank 1" in job.texts(EventReason.READER_REFUSED)[0]
+
+
+def test_a_world_that_follows_begins_from_its_checkpoint() -> None:
+    """What was leased and read after the step is leased anew, at once."""
+    job = training(2)
+    for rank in range(2):
+        open_reader(job, rank)
+    ask(job, 0)
+    progress(job, 0, 8, {1: 3}, 0)
+    job.agents[1].crash_worker()
+    job.run(3.0)
+    claim = ReaderClaim(step=4, held=(ShardPosition(ordinal=0, position=5),))
+    open_reader(job, 0, claim=claim)
+    open_reader(job, 1)
+    assert ledger(job).held(Reader(Group(0, rounds_of(job)[0]), 0)) == {0: 5}
+    assert ledger(job).fresh == 1
+
+
+def test_progress_is_written_once_a_minute() -> None:
+    """A record for each report would cost a sync each."""
+    job = training(2)
+    for rank in range(2):
+        open_reader(job, rank)
+    ask(job, 0)
+    before = len(job.records)
+    for step in range(1, 20):
+        progress(job, 0, step, {0: step})
+    written = [one for one in job.records[before:] if isinstance(one.fact, ShardsCommitted)]
+    assert not written
+    job.run(COMMIT_SECONDS)
+    reader = Reader(Group(0, rounds_of(job)[0]), 0)
+    assert ledger(job).held(reader)[0] == 19
+
+
+def test_a_lost_replica_gives_its_shards_back_from_what_it_had_committed() -> None:
+    """Nobody else begins anew, and its late report changes nothing."""
+    job = replicated(3)
+    for rank in range(3):
+        open_reader(job, rank, readers=1, reader=0)
+    assert ordinals(ask(job, 2, reader=0)) == [0, 1]
+    progress(job, 2, 6, {0: 9})
+    lost = seats(job)
+    job.agents[2].crash()
+    job.run(8.0)
+    assert lost != seats(job)
+    found = ledger(job)
+    assert found.returned == {0: 9, 1: 0}
+    answer = ask(job, 0, reader=0)
+    assert [(one.ordinal, one.position) for one in answer.held] == [(0, 9), (1, 0)]
+    assert len(found.groups) == 2
+
+
+def test_a_replica_that_joins_costs_no_record_of_the_whole_ledger() -> None:
+    """Its claims are void: it is given the state of those that train."""
+    job = replicated(2)
+    open_reader(job, 0, readers=1, reader=0)
+    assert ordinals(ask(job, 0, reader=0)) == [0, 1]
+    old = ReaderClaim(step=3, held=(ShardPosition(ordinal=0, position=7),))
+    open_reader(job, 1, readers=1, reader=0, claim=old)
+    assert ordinals(ask(job, 1, reader=0)) == [2, 3]
+    assert len([one for one in job.records if isinstance(one.fact, ShardLedger)]) == 1
+    assert len(ledger(job).groups) == 2
+
+
+def test_the_end_is_told_when_nothing_is_left() -> None:
+    """Also to one that asks much later."""
+    job = training(2)
+    for rank in range(2):
+        open_reader(job, rank, shards=2)
+    assert not ask(job, 0, wanted=1).ended
+    assert not ask(job, 1, wanted=1).ended
+    assert ask(job, 0, request=2).ended
+    assert ask(job, 1, request=2).ended

@@ -1,0 +1,354 @@
+"""Shards of a dataset, each record once: an iterable that leases them, for a training loop.
+
+```python
+shards = ShardReader(sorted(glob("/data/*.tar")), read=records_of, name="train", epochs=3, seed=0)
+flash = holdfast.Checkpointer("/shared/run", model=model, optimizer=optimizer,
+                              per_rank={"shards": shards})
+step = flash.load()
+for batch in itertools.batched(shards, 32):
+    train(record.value for record in batch)
+    step += 1
+    shards.commit(step)
+    flash.step(step)
+```
+
+Belongs here: the calls of a script. Does not belong here: who gets which shard (the master's
+ledger), how it is asked (`shard_link`), what a checkpoint has (`shard_state`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
+
+from holdfast.data import shard_state
+from holdfast.data.shard_link import AgentSource, ShardError, Source, StaticSource
+from holdfast.data.shard_state import ReaderProgress, ReaderState
+from holdfast.environment import Environment
+from holdfast_wire.messages import ReaderOpened, ReaderReport, ShardsLeased
+
+__all__ = ["ShardError", "ShardReader", "ShardRecord"]
+
+T = TypeVar("T")
+
+AHEAD_SECONDS: Final = 60.0
+"""A reader asks for as many shards as it reads in this time: a master without a successor for so
+long stops nobody, and 10,000 readers ask 170 times a second."""
+FIRST_AHEAD: Final = 2
+"""Shards that are asked for while nobody knows how long one takes."""
+MOST_AHEAD: Final = 64
+"""Shards that are asked for at once."""
+
+
+class ShardRecord(NamedTuple, Generic[T]):
+    """A record, and its place."""
+
+    epoch: int
+    """From 0."""
+    shard: str
+    """Name of its shard."""
+    position: int
+    """Records of the shard before it."""
+    value: T
+    """The record itself."""
+
+
+class ShardReader(Generic[T]):
+    """Records of shards that no other reader reads; iterate over it once.
+
+    Under an agent the job's master leases shards, and a world of any size goes on where its
+    checkpoint was. Without one the ranks share the shards by rank. A rank's iteration ends when
+    nothing is left, some steps before or after the others': a loop with collectives agrees on its
+    last step itself. Use it in the process of the rank, not in a worker of a `DataLoader`.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a choice of the user, given by name
+        self,
+        shards: Sequence[str],
+        read: Callable[[str, int], Iterable[T]],
+        *,
+        name: str = "data",
+        epochs: int = 1,
+        seed: int | None = None,
+        seekable: bool = True,
+        checkpointed: bool = True,
+        place: tuple[int, int] | None = None,
+    ) -> None:
+        """Take the list; nothing is leased yet.
+
+        Args:
+            shards: Names, for `read`: files, URLs, ranges of a table. Equal on all ranks.
+            read: Returns the records of a shard from a record on, from 0.
+            name: Tells datasets of one script apart.
+            epochs: How often each record is read; 0: without an end.
+            seed: Shuffles the shards of each epoch, alike on all ranks; None: as they are given.
+            seekable: False: `read` ignores where it is to begin. A shard that was left half read is
+                read anew then, with a warning.
+            checkpointed: False: no checkpoint has this object. After a restart the readers go on
+                with what is left, so what was read after the checkpoint is not read again, and what
+                was not reported may be.
+            place: Number of this reader among so many, where not all ranks read, as under tensor
+                parallelism; None: all do, and it is the rank among the world's. In a world of
+                another size a checkpoint deals its states out by rank.
+
+        Raises:
+            ValueError: the list is empty, `epochs` is negative, or `place` is none.
+        """
+        if not shards or epochs < 0:
+            raise ValueError(f"{len(shards)} shards, epochs={epochs}: expected at least 1 and 0")
+        environment = Environment.read()
+        self._rank, self._world = place or (environment.rank, environment.world_size)
+        if not 0 <= self._rank < self._world:
+            raise ValueError(f"place={place}: expected a number below that of all readers")
+        self._shards, self._read = tuple(shards), read
+        self._name, self._epochs, self._seed = name, epochs, seed
+        self._seekable, self._checkpointed = seekable, checkpointed
+        self._agent, self._round = environment.data, environment.round
+        self._replica = environment.replica
+        self._digest = _digest(self._shards, seed)
+        self._process = os.getpid()
+        self._source: Source | None = None
+        self._commits = self._over = False
+        """The script says which steps its records are part of; nothing is left to read."""
+        self._order = (-1, tuple[int, ...]())
+        """An epoch, and its shards in order."""
+        self._records: Iterator[T] | None = None
+        """Of the shard that is read."""
+        self._progress = ReaderProgress()
+        self._request, self._awaited, self._ended = 0, False, False
+        self._shard_at = time.monotonic()
+        self._shard_seconds = 0.0
+        """Usual time for a shard, s; 0: not known yet."""
+        self._state: ReaderState | None = None
+        """Of a checkpoint."""
+        self.repeated = 0
+        """Records that were read again because `read` cannot begin within a shard."""
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def __iter__(self) -> Self:
+        """Return itself: what was read is not read again."""
+        return self
+
+    def __next__(self) -> ShardRecord[T]:
+        """Return the next record.
+
+        Raises:
+            StopIteration: nothing is left for this rank.
+            ShardError: no shard can be leased.
+        """
+        while True:
+            if self._over or (self._records is None and not self._begin()):
+                self._over = True
+                raise StopIteration
+            held = self._progress.held
+            ordinal, position = next(iter(held.items()))
+            try:
+                value = next(self._records)  # type: ignore[arg-type]
+            except StopIteration:
+                self._end(ordinal)
+                continue
+            held[ordinal] = position + 1
+            epoch, shard = self._named(ordinal)
+            return ShardRecord(epoch, shard, position, value)
+
+    def _begin(self) -> bool:
+        """Begin the next leased shard; False: nothing is left."""
+        held = self._progress.held
+        if not held and not self._take():
+            return False
+        if len(held) == 1 and not self._awaited and not self._ended:
+            self._ask()
+        ordinal, position = next(iter(held.items()))
+        _, shard = self._named(ordinal)
+        if position and not self._seekable:
+            self._say_repeated(shard, position)
+            held[ordinal] = position = 0
+        self._shard_at = time.monotonic()
+        self._records = iter(self._read(shard, position))
+        return True
+
+    def _end(self, ordinal: int) -> None:
+        self._records = None
+        self._progress.finish(ordinal)
+        spent, usual = time.monotonic() - self._shard_at, self._shard_seconds
+        self._shard_seconds = spent if not usual else usual + 0.3 * (spent - usual)
+
+    def _say_repeated(self, shard: str, position: int) -> None:
+        if not self.repeated:
+            text = (
+                f"shard {shard!r} is read from its beginning again, and {position} records twice: "
+                "its reader cannot seek"
+            )
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        self.repeated += position
+
+    def _named(self, ordinal: int) -> tuple[int, str]:
+        """The epoch of an ordinal, and the name of its shard."""
+        epoch, index = divmod(ordinal, len(self._shards))
+        if self._seed is None:
+            return epoch, self._shards[index]
+        if self._order[0] != epoch:
+            order = list(range(len(self._shards)))
+            random.Random(f"{self._seed}-{epoch}").shuffle(order)  # noqa: S311 - nothing secret
+            self._order = (epoch, tuple(order))
+        return epoch, self._shards[self._order[1][index]]
+
+    # --- leasing ----------------------------------------------------------------------------------
+
+    def _take(self) -> bool:
+        """Wait for shards; False: nothing is left."""
+        ahead = self._awaited
+        if not self._awaited:
+            self._ask()
+        self._hear(self._open().answer())
+        held = self._progress.held
+        if self._ended and ahead and not held:
+            # It was said while this shard was read: others may have lost theirs since.
+            self._ask()
+            self._hear(self._open().answer())
+        return bool(held)
+
+    def _ask(self) -> None:
+        wanted = FIRST_AHEAD
+        if self._shard_seconds:
+            wanted = min(MOST_AHEAD, math.ceil(AHEAD_SECONDS / self._shard_seconds))
+        begun = self._source is not None
+        source = self._open()
+        self._request += 1
+        self._awaited = True
+        if begun or not self._agent:
+            source.report(self._report(wanted))  # else the first words have asked
+
+    def _hear(self, leased: ShardsLeased) -> None:
+        self._awaited, self._ended = False, leased.ended
+        self._progress.take(leased)
+
+    def _open(self) -> Source:
+        if self._process != os.getpid():
+            raise ShardError(
+                f"dataset {self._name}: process {os.getpid()} is a forked child of the rank "
+                f"{self._process}, which leases its shards; read them there"
+            )
+        if self._source is None:
+            end = self._epochs * len(self._shards) or None
+            if not self._agent:
+                self._source = StaticSource(self._rank, self._world, end, self._state)
+                return self._source
+            self._source = AgentSource(self._agent, self._round)
+            self._source.open(self._opened())
+        return self._source
+
+    def _opened(self) -> ReaderOpened:
+        state = self._state or ReaderState(name=self._name, digest=self._digest)
+        return ReaderOpened(
+            dataset=self._name,
+            shards=len(self._shards),
+            epochs=self._epochs,
+            digest=self._digest,
+            rank=self._rank,
+            readers=self._world,
+            claim=state.claim() if self._checkpointed else None,
+            wanted=FIRST_AHEAD,
+        )
+
+    # --- progress ---------------------------------------------------------------------------------
+
+    def commit(self, step: int) -> None:
+        """Say that all records so far are part of the state after `step`; after each step.
+
+        Costs some 20 µs in a replica that nobody restarts, which tells its agent: what is lost with
+        it is read again from there. In a plain world all ranks go back to a checkpoint.
+
+        Args:
+            step: Completed optimizer steps since training began, as in `Job.step`.
+        """
+        self._commits = True
+        self._progress.commit(step)
+        if self._replica and self._agent and self._source:
+            self._source.report(self._report(0))
+
+    def _report(self, wanted: int) -> ReaderReport:
+        progress = self._progress
+        if not (self._checkpointed and self._commits and self._agent):
+            progress.commit(progress.step)
+        places, done = progress.report()
+        return ReaderReport(
+            dataset=self._name,
+            rank=self._rank,
+            step=progress.step,
+            positions=places,
+            done=done,
+            request=self._request,
+            wanted=wanted,
+        )
+
+    # --- the checkpoint ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this reader's state: all records that it has returned count as read."""
+        if self._request == 0 and self._state is not None:
+            return self._state.as_plain()
+        progress, source = self._progress, self._source if self._agent else self._open()
+        static = source if isinstance(source, StaticSource) else None
+        held = {**progress.held, **(static.own if static is not None else {})}
+        state = ReaderState(
+            name=self._name,
+            digest=self._digest,
+            step=progress.step,
+            floor=progress.floor,
+            done=progress.done.ranges,
+            held=held,
+            world=self._world,
+            own=held if static is not None else None,
+            fresh=static.fresh if static is not None else 0,
+        )
+        return state.as_plain()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint was; before the first record.
+
+        Raises:
+            ShardError: the state is of another list of shards, or reading has begun, or it was
+                saved under an agent by several ranks, and there is none now.
+        """
+        given = shard_state.of_plain(state)
+        if self._request:
+            raise ShardError(f"dataset {self._name}: a state is loaded after reading has begun")
+        if given.digest != self._digest:
+            raise ShardError(
+                f"dataset {self._name}: the checkpoint is of another list of shards, or another "
+                "seed; give the reader another name to begin it anew"
+            )
+        if not self._agent and given.own is None:
+            if given.world > 1:
+                raise ShardError(
+                    f"dataset {self._name}: a master leased the shards of this checkpoint, so one "
+                    "rank does not know what others had done; run it under holdfast-run"
+                )
+            given = shard_state.reshard([given], 0, 1)
+        self._state, self._source = given, None
+        self._progress.begin_from(given)
+
+    def reshard(self, states: Sequence[Mapping[str, Any]], rank: int, world: int) -> dict[str, Any]:
+        """Deal the states of a world of another size out; the checkpoint calls it."""
+        given = [shard_state.of_plain(one) for one in states]
+        return shard_state.reshard(given, rank, world).as_plain()
+
+    def close(self) -> None:
+        """End the connection to the agent."""
+        if self._source is not None:
+            self._source.close()
+
+
+def _digest(shards: Sequence[str], seed: int | None) -> str:
+    found = hashlib.sha256(repr(seed).encode())
+    for name in shards:
+        found.update(b"\0" + name.encode(errors="surrogateescape"))
+    return found.hexdigest()[:16]
