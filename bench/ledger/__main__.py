@@ -94,7 +94,7 @@ class SimulatedJob:
             min_replicas=1,
             max_replicas=self.readers,
             node_unit=1,
-            replica_nodes=1 if self.mode == REPLICAS else 0,
+            nodes_per_replica=1 if self.mode == REPLICAS else 0,
             success_policy=wire.SuccessPolicy.ALL_WORKERS,
             join_window_seconds=5.0,
             budgets=tuple(wire.Budget(kind=kind, limit=10**6) for kind in kinds),

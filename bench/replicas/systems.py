@@ -64,7 +64,7 @@ class FourNodes(Holdfast):
         job["spec"] |= {"replicas": RANKS, "failurePolicy": {"budgets": budgets}}
         if self.setting.loop == "replicas":
             shards = self.setting.shards
-            job["spec"] |= {"minReplicas": shards, "localSGD": {"replicaNodes": shards}}
+            job["spec"] |= {"minReplicas": shards, "replicaPolicy": {"nodesPerReplica": shards}}
         container = job["spec"]["worker"]["template"]["spec"]["containers"][0]
         container["command"] = [one for one in container["command"] if one != "--sdk"]
         return job
