@@ -40,6 +40,7 @@ DIFFERENT = {
     # What an agent adds for the SDK.
     "HOLDFAST_ARENA",
     "HOLDFAST_CHECKPOINT",
+    "HOLDFAST_DATA",
     "HOLDFAST_PAGE",
     "HOLDFAST_ROUND",
     "HOLDFAST_SCHEDULE",
