@@ -211,7 +211,7 @@ def part_of(weights: list[float], shard: int, shards: int) -> list[float]:
 
     parts, at = [], 0
     for one in model_of(0).parameters():
-        whole = torch.tensor(weights[at : at + one.numel()]).view(one.shape)
+        whole = torch.tensor(weights[at : at + one.numel()], dtype=one.dtype).view(one.shape)
         at += one.numel()
         cut = whole.chunk(shards)
         parts += cut[shard].flatten().tolist() if shard < len(cut) else []
