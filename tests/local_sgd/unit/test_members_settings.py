@@ -26,7 +26,6 @@ from holdfast.local_sgd.members.members import (
     roster_file,
 )
 from holdfast.local_sgd.policies.outer_roster import OuterRoster
-from holdfast.local_sgd.policies.outer_roster import OuterRoster
 from holdfast.local_sgd.sync.group import Group
 
 

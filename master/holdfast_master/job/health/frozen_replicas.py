@@ -29,8 +29,8 @@ EVIDENCE_SECONDS: Final = 6.0
 STEPS: Final = 20.0
 """The same in steps of usual length."""
 EARLY_SECONDS: Final = 2.0
-"""Least time without a step before ranks are asked if one of them is stopped or gone, s: a sign that
-needs no longer wait. Replicas in step all wait for such a one."""
+"""Least time without a step before ranks are asked if one of them is stopped or gone, s: a sign
+that needs no longer wait. Replicas in step all wait for such a one."""
 EARLY_STEPS: Final = 5.0
 """The same in steps of usual length."""
 EARLY_APART: Final = 30.0
