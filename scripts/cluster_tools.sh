@@ -101,7 +101,9 @@ if ! whole; then
       build prometheus github.com/prometheus/prometheus/cmd/{prometheus,promtool}
       ;;
     kueue) # what a cluster needs of it beside the program first: the program is what is looked for
-      of=$(cd tests/testbed/modules/kueue && GOTOOLCHAIN=local "$go" list -m -f '{{.Dir}}' sigs.k8s.io/kueue)
+      # A module that is not there yet has no Dir: download it first.
+      of=$(cd tests/testbed/modules/kueue && GOTOOLCHAIN=local "$go" mod download sigs.k8s.io/kueue \
+        && GOTOOLCHAIN=local "$go" list -m -f '{{.Dir}}' sigs.k8s.io/kueue)
       install -D -m 644 -t "$cache/crds" "$of"/config/components/crd/bases/*.yaml
       install -m 644 "$of/config/components/webhook/manifests.yaml" "$cache/webhooks.yaml"
       build kueue sigs.k8s.io/kueue/cmd/kueue
