@@ -225,7 +225,8 @@ def stuck_by_itself(
     """The replicas whose ranks show why they stand still, by number; not all of them.
 
     Where all would be out, nobody is: then the cause is not one replica's, such as a storage that
-    all wait for. starting: replicas that have not completed a first step.
+    all wait for. starting: replicas of which only a stopped or lost process counts: they have not
+    completed a first step, or others have not waited for long.
     """
     found = [
         FrozenReplica(number, f"replica {number} keeps the others waiting: {one.reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from holdfast.local_sgd.members.members import (
     members_if_named,
     members_of_environment,
     mesh_of,
+    roster_file,
 )
 from holdfast.local_sgd.policies.outer_roster import OuterRoster
 from holdfast.local_sgd.sync.group import Group
@@ -136,3 +138,31 @@ def test_a_chain_of_schedulers_counts_as_its_first_one() -> None:
     chain = torch.optim.lr_scheduler.ChainedScheduler([one], inner)
     assert counts_to(0, chain)
     assert not counts_to(1, chain)
+
+
+def test_rosters_that_follow_at_once_are_all_seen(tmp_path: Path) -> None:
+    """Each replaces the file before within a tick of its clock, at the same length."""
+    path = tmp_path / "roster"
+    read = roster_file(path)
+    assert read() is None
+    for epoch in [*range(100, 400), 400, 400]:
+        fresh = tmp_path / "roster.new"
+        fresh.write_text(OuterRoster(epoch, (0, 1), "127.0.0.1:29500").to_text(), encoding="utf-8")
+        fresh.replace(path)
+        for _ in range(2):
+            found = read()
+            assert found is not None
+            assert found.epoch == epoch
+
+
+def test_a_roster_that_stays_is_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that waits looks a thousand times a second."""
+    path = tmp_path / "roster"
+    path.write_text(OuterRoster(3, (0,), "127.0.0.1:29500").to_text(), encoding="utf-8")
+    os.utime(path, ns=(0, 0))
+    read = roster_file(path)
+    first = read()
+    monkeypatch.setattr(OuterRoster, "from_text", lambda _: pytest.fail("it is parsed again"))
+    assert read() is first is not None

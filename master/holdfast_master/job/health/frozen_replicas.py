@@ -28,6 +28,13 @@ EVIDENCE_SECONDS: Final = 6.0
 """For the evidence of all nodes; an agent takes 2 s, and those that are gone never answer."""
 STEPS: Final = 20.0
 """The same in steps of usual length."""
+EARLY_SECONDS: Final = 2.0
+"""Least time without a step before ranks are asked if one of them is stopped or gone, s: a sign
+that needs no longer wait. Replicas in step all wait for such a one."""
+EARLY_STEPS: Final = 5.0
+"""The same in steps of usual length."""
+EARLY_APART: Final = 30.0
+"""Between two such questions, s: pauses that are no fault, as of a data loader, may be frequent."""
 _WORK: Final = frozenset({wire.RankSection.EVAL, wire.RankSection.CHECKPOINT})
 
 
@@ -42,14 +49,14 @@ def look(job: JobContext, world: World) -> None:
         return
     paces = [pace for one in members if (pace := _pace(job, world, one)) is not None]
     limit = max(LEAST_SECONDS, STEPS * world.step_seconds)
-    asked = job.worlds.inquiry
     if not paces:
         return
-    if policy.all_still(paces, limit) is None:
+    if policy.all_still(paces, _early(world)) is None:
         job.worlds.inquiry = None
-    elif asked is None and len(members) > 1:
-        _ask(job, world, members)
-    elif asked is not None and asked.judged and not asked.blamed:
+    elif len(members) > 1:
+        _inquire(job, world, members, is_late=policy.all_still(paces, limit) is not None)
+    asked = job.worlds.inquiry
+    if asked is not None and asked.judged and not asked.blamed and not asked.early:
         # Where replicas have steps of their own, who is behind may be one that waits, such as for
         # one that starts.
         found = policy.frozen(paces, limit) if len(paces) == len(members) else None
@@ -61,6 +68,25 @@ def look(job: JobContext, world: World) -> None:
         stepped = {one.number for one in paces}
         starting = [one.number for one in members if one.number not in stepped]
         _look_longer(job, world, settings, paces, starting)
+
+
+def _early(world: World) -> float:
+    """The time without a step after which ranks are asked for a sign that needs no longer wait."""
+    if not world.step_seconds:
+        return LEAST_SECONDS  # nothing is known of a usual step
+    return max(EARLY_SECONDS, EARLY_STEPS * world.step_seconds)
+
+
+def _inquire(
+    job: JobContext, world: World, members: list[wire.WorldReplica], *, is_late: bool
+) -> None:
+    """Ask once early, and once more when all have stood still for as long as any cause needs."""
+    asked = job.worlds.inquiry
+    if is_late and (asked is None or (asked.early and asked.judged and not asked.blamed)):
+        _ask(job, world, members, early=False)
+    elif asked is None and job.now - job.worlds.asked_early_at >= EARLY_APART:
+        job.worlds.asked_early_at = job.now
+        _ask(job, world, members, early=True)
 
 
 def _members(job: JobContext, world: World) -> list[wire.WorldReplica]:
@@ -104,9 +130,11 @@ def _put_out(job: JobContext, world: World, found: FrozenReplica) -> None:
 # ---------------------------------------------------------------------- all stand at one step: why
 
 
-def _ask(job: JobContext, world: World, members: list[wire.WorldReplica]) -> None:
+def _ask(
+    job: JobContext, world: World, members: list[wire.WorldReplica], *, early: bool
+) -> None:
     """Ask all ranks what they do: one of them may be frozen in the sync that the others wait in."""
-    asked = Inquiry(number=job.out.command("frozen", 0))
+    asked = Inquiry(number=job.out.command("frozen", 0), early=early)
     job.worlds.inquiry = asked
     order = wire.CollectEvidence(command_id=asked.number, reason="no replica completes a step")
     for node in job.membership.present(rank for one in members for rank in world.members_of(one)):
@@ -144,7 +172,9 @@ def judge(job: JobContext, world: World) -> None:
     }
     asked.evidence.clear()
     members = _members(job, world)
-    starting = {one.number for one in members if _pace(job, world, one) is None}
+    starting = {
+        one.number for one in members if asked.early or _pace(job, world, one) is None
+    }
     for found in policy.stuck_by_itself(verdicts, starting):
         asked.blamed = True
         _put_out(job, world, found)

@@ -364,6 +364,8 @@ class Inquiry:
     """Node ranks that have not answered."""
     evidence: dict[int, list[RankEvidence]] = dataclasses.field(default_factory=dict)
     """By replica."""
+    early: bool = False
+    """Asked before a wait could tell anything: only a process that is stopped or gone counts."""
     judged: bool = False
     blamed: bool = False
     """A replica was found that keeps the others waiting."""
@@ -406,6 +408,8 @@ class Worlds:
     """By number, the replicas that keep others waiting; 0: all stand still."""
     put_out_at: float = -math.inf
     """Time at which one of them was put out of the roster last: the others may go on since."""
+    asked_early_at: float = -math.inf
+    """Time of the newest early question to ranks."""
     parted: dict[int, float] = dataclasses.field(default_factory=dict)
     """Number of a replica to the time at which all its ranks had ended well; minus infinity: others
     could not meet since."""

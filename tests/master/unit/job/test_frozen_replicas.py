@@ -47,6 +47,28 @@ def test_a_replica_that_hangs_is_out_until_it_steps_again() -> None:
     assert rounds_of(job) == before
 
 
+def test_a_stopped_process_is_out_within_five_seconds() -> None:
+    """That sign needs no long wait; who only stands still is given it."""
+    job = replicated(3)
+    assert job.agents[1].sampling.hang(HangKind.STOPPED, 0) is not None
+    for rank in (0, 2):
+        stands(job, rank)
+    job.run(5.0)
+    assert roster(job).replicas == (1, 3), job.tale()
+
+
+def test_a_pause_of_all_is_asked_about_once_and_blames_nobody() -> None:
+    """As where all wait for one storage: half a minute apart at the least."""
+    job = replicated(3)
+    for rank in range(3):
+        stands(job, rank)
+    job.run(20.0)
+    assert job.core.job.worlds.inquiry is not None
+    assert job.core.job.worlds.inquiry.early
+    assert "ReplicaFrozen" not in job.reasons()
+    assert roster(job).replicas == (1, 2, 3)
+
+
 def starting(job: SteeredJob, rank: int) -> None:
     """A replica of one node begins anew, is in the roster, and completes no first step."""
     agent = job.agents[rank]

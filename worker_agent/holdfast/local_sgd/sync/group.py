@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 TIMEOUT: Final = 600.0
 """Seconds until a collective has failed: torch's own default for NCCL."""
 INTERVAL: Final = 0.001
-"""Seconds between two looks at a collective that may be interrupted: far below one of a large
-model, and a few per cent of a core."""
+"""Seconds between two looks at the members while a collective is waited for, and at most between
+two looks at the collective: a few per cent of a core."""
+SHARE: Final = 0.05
+"""Part of the wait so far until the next look at the collective: what a look comes too late by."""
+SHORTEST: Final = 0.00005
+"""Seconds between two looks at the least."""
 
 
 class SyncError(LocalSGDError, RuntimeError):
@@ -170,12 +174,16 @@ class Group:
 
     def wait_for(self, work: Any) -> None:
         """Wait for torch's handle until the deadline, or until `interrupted`."""
-        deadline = time.monotonic() + self.timeout
-        while self.interrupted and not work.is_completed() and time.monotonic() < deadline:
-            if self.interrupted():
-                self.is_late = True
-                raise RuntimeError("a member of the group is lost, by the newest roster")
-            time.sleep(INTERVAL)
+        begun = now = looked = time.monotonic()
+        deadline = begun + self.timeout
+        while self.interrupted and not work.is_completed() and now < deadline:
+            if now - looked >= INTERVAL:
+                looked = now
+                if self.interrupted():
+                    self.is_late = True
+                    raise RuntimeError("a member of the group is lost, by the newest roster")
+            time.sleep(min(INTERVAL, max(SHORTEST, SHARE * (now - begun))))
+            now = time.monotonic()
         work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
 
     def sum_scalars(self, values: Sequence[float]) -> list[float]:
