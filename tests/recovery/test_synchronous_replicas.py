@@ -45,7 +45,7 @@ def test_a_rank_an_agent_and_the_master_are_killed_and_the_others_miss_no_step(
     What a lost replica had not delivered is computed by those that are left.
     """
     luck = random.Random(seed := random.randrange(10_000))
-    script = ["examples/with_replicas/train.py", "--steps=160", "--pause=0.02"]
+    script = ["examples/with_replicas/train.py", "--steps=160", "--pause=0.04", "--micro-batches=6"]
     script.append(f"--checkpoint-dir={tmp_path / 'checkpoints'}")
     job = start_job(
         script=script,

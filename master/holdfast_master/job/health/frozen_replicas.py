@@ -130,9 +130,7 @@ def _put_out(job: JobContext, world: World, found: FrozenReplica) -> None:
 # ---------------------------------------------------------------------- all stand at one step: why
 
 
-def _ask(
-    job: JobContext, world: World, members: list[wire.WorldReplica], *, early: bool
-) -> None:
+def _ask(job: JobContext, world: World, members: list[wire.WorldReplica], *, early: bool) -> None:
     """Ask all ranks what they do: one of them may be frozen in the sync that the others wait in."""
     asked = Inquiry(number=job.out.command("frozen", 0), early=early)
     job.worlds.inquiry = asked
@@ -172,9 +170,7 @@ def judge(job: JobContext, world: World) -> None:
     }
     asked.evidence.clear()
     members = _members(job, world)
-    starting = {
-        one.number for one in members if asked.early or _pace(job, world, one) is None
-    }
+    starting = {one.number for one in members if asked.early or _pace(job, world, one) is None}
     for found in policy.stuck_by_itself(verdicts, starting):
         asked.blamed = True
         _put_out(job, world, found)
