@@ -1,4 +1,4 @@
-"""How each way is started: `holdfast run`, torchrun's agents, or replica groups of torchft.
+"""Starts of each way: `holdfast run`, torchrun's agents, or replica groups of torchft.
 
 Belongs here: commands, and what keeps killed ranks coming. Does not belong here: what is killed and
 when (`kills`). All have four ranks on this machine.

@@ -120,10 +120,13 @@ class Batches:
 
     def read(self, key: Key) -> tuple[bool, Any]:
         """Return whether a micro-batch has samples for this rank, and its batch."""
-        ids = self._ids(key)
-        if not ids:
-            return False, None
-        batch = self._find(key)
+        if not self._is_ahead(key):
+            request = self._request(key)
+            if not request[1]:
+                return False, None
+            batch = self._read.now(request)
+        else:
+            batch = self._kept.pop(key)
         if self._reseeds:
             seed_all(self._seed(key))
         return True, batch
@@ -134,15 +137,14 @@ class Batches:
             del self._kept[key]
             self.dropped += 1
 
-    def _find(self, key: Key) -> Any:
+    def _is_ahead(self, key: Key) -> bool:
+        """Take what the loader has read, up to this micro-batch; tell if it has."""
         if self._ahead is None:
             self._ahead = self._start()
         while key not in self._kept and key in self._asked:
             batch = next(self._ahead)
             self._kept[self._asked.popleft()] = batch
-        if key in self._kept:
-            return self._kept.pop(key)
-        return self._read.now(self._request(key))
+        return key in self._kept
 
     def _start(self) -> Iterator[Any]:
         from torch.utils.data import DataLoader
@@ -161,9 +163,10 @@ class Batches:
             replicas, mine = self._replicated.replicas, self._replicated.replica
             place = replicas.index(mine)
             for number in range(place, self.map.micro_batches, len(replicas)):
-                if self._ids((step, number)):
+                request = self._request((step, number))
+                if request[1]:
                     self._asked.append((step, number))
-                    yield [self._request((step, number))]
+                    yield [request]
             step = max(step + 1, self._replicated.steps)
 
     def _request(self, key: Key) -> tuple[int, list[int]]:

@@ -43,7 +43,7 @@ class ReaderHello:
     round: int
 
 
-class Source(Protocol):
+class ShardSource(Protocol):
     """Those who lease shards."""
 
     def open(self, opened: ReaderOpened) -> None:

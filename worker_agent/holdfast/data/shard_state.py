@@ -1,4 +1,4 @@
-"""What a reader has done of its shards: for a checkpoint, and dealt out to a world of another size.
+"""Progress of a reader in its shards: for a checkpoint, and dealt out to a world of another size.
 
 Belongs here: values alone. Does not belong here: reading, and asking for shards (`shards`).
 """

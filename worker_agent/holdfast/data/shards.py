@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from holdfast.data import shard_state
-from holdfast.data.shard_link import AgentSource, ShardError, Source, StaticSource
+from holdfast.data.shard_link import AgentSource, ShardError, ShardSource, StaticSource
 from holdfast.data.shard_state import ReaderProgress, ReaderState
 from holdfast.environment import Environment
 from holdfast_wire.messages import ReaderOpened, ReaderReport, ShardsLeased
@@ -113,7 +113,7 @@ class ShardReader(Generic[T]):
         self._replica = environment.replica
         self._digest = _digest(self._shards, seed)
         self._process = os.getpid()
-        self._source: Source | None = None
+        self._source: ShardSource | None = None
         self._commits = self._over = False
         """The script says which steps its records are part of; nothing is left to read."""
         self._order = (-1, tuple[int, ...]())
@@ -230,7 +230,7 @@ class ShardReader(Generic[T]):
         self._awaited, self._ended = False, leased.ended
         self._progress.take(leased)
 
-    def _open(self) -> Source:
+    def _open(self) -> ShardSource:
         if self._process != os.getpid():
             raise ShardError(
                 f"dataset {self._name}: process {os.getpid()} is a forked child of the rank "

@@ -58,30 +58,22 @@ class Bucket:
         first, ranks = local(parameters[0]), inner.size if inner else 1
         self._part = -(-sum(self._sizes) // ranks)
         self._like: dict[str, Any] = {"dtype": wide(first.dtype), "device": first.device}
-        self._flat = self._sent = self._fresh()
         self._spare: tuple[torch.Tensor, torch.Tensor] | None = None
         self.allocate()
 
-    def _fresh(self) -> torch.Tensor:
-        import torch
-
-        return torch.zeros(0, **self._like)
-
     def allocate(self) -> None:
         """Take new buffers: those of a torn collective belong to its backend for good."""
-        import torch
-
         if self._inner is None:
-            self._sent = torch.zeros(self._part + self._tail, **self._like)
+            self._sent = self._zeros(self._part + self._tail)
             self._flat = self._sent[: self._part]
             return
-        self._flat = torch.zeros(self._part * self._inner.size, **self._like)
-        self._sent = self._mine() if not self._tail else self._with_tail()
+        self._flat = self._zeros(self._part * self._inner.size)
+        self._sent = self._zeros(self._part + self._tail) if self._tail else self._mine()
 
-    def _with_tail(self) -> torch.Tensor:
+    def _zeros(self, count: int) -> torch.Tensor:
         import torch
 
-        return torch.zeros(self._part + self._tail, **self._like)
+        return torch.zeros(count, **self._like)
 
     def _mine(self) -> torch.Tensor:
         assert self._inner is not None  # noqa: S101 - asked only where there is one

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.leaves import StateError, Stateful
 from holdfast.flash.trainer.values import decode_value, encode_value
-from holdfast.local_sgd.driver.changing import _take_numbers, numbers_of
+from holdfast.local_sgd.driver.changing import numbers_of, take_numbers
 from holdfast.local_sgd.sync.fresh_group import CONNECT, watched_store
 from holdfast.local_sgd.sync.group import INTERVAL, SyncError
 from holdfast.local_sgd.sync.inner_state import TorchInnerState
@@ -89,7 +89,7 @@ class JoinerState:
             self._optimizers, self._given.get("groups", ()), strict=False
         ):
             for group, one in zip(optimizer.param_groups, numbers, strict=True):
-                _take_numbers(group, one)
+                take_numbers(group, one)
 
     def give(self, broadcast: Broadcast, position: bytes) -> None:
         """Give all parts, the buffers and the position; raises SyncError."""

@@ -97,7 +97,8 @@ class Replicated:
         """Be in no step and with no member yet."""
         self._group, self._membership = Group.of_one(), Membership(0, (0,), Group.of_one())
         self._healings: list[Healing] = []
-        self._is_new, self._joins = True, False
+        self._is_new = True
+        """It has no state that the others know: before a meeting, and until it is given theirs."""
         self._is_whole = True
         """False: a donor was lost, or is at it: weights and moments are of unlike steps."""
         self._is_given = self._is_in_step = self._sees_change = False
@@ -218,7 +219,7 @@ class Replicated:
 
     def _is_healed(self) -> bool:
         """Return True unless this is a joiner whose state was not given whole."""
-        if not self._joins:
+        if not self._is_new:
             return True
         try:
             all_or_none(self._voters, self._end_own_healing)
@@ -226,7 +227,7 @@ class Replicated:
             self._sum.torn = str(error)
             return False
         self._state.load_position()
-        self._is_new, self._joins, self._is_whole = False, False, True
+        self._is_new, self._is_whole = False, True
         return True
 
     def _end_own_healing(self) -> None:
@@ -285,7 +286,7 @@ class Replicated:
             self._sum.drop()
             self._sum.keeps = self._is_whole = False
             self.steps, self._lineage = plan.step, plan.lineage
-        self._is_new = self._joins = joins
+        self._is_new = joins
         self._sum.torn = ""
         if not plan.heal_first:
             self._begin_healings(plan)
@@ -320,12 +321,15 @@ class Replicated:
 
     def _give_gradient(self, plan: Agreement) -> None:
         """Give those behind the newest step's gradient, which the others keep."""
+        import torch
+
         assert plan.gradient_from is not None  # noqa: S101 - asked by the caller
         source = self._membership.replicas.index(plan.gradient_from)
         give = self._broadcast_from(source)
         if self.replica not in plan.behind:
-            for bucket in self._sum.buckets:  # kept: a copy takes what a torn broadcast leaves
-                give(bucket.reduced if self._group.rank == source else bucket.reduced.clone())
+            for bucket in self._sum.buckets:  # nothing is written to what is kept
+                is_source = self._group.rank == source
+                give(bucket.reduced if is_source else torch.empty_like(bucket.reduced))
             return
         self._sum.take_kept(give)
         self._is_given = True

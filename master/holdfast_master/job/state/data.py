@@ -1,4 +1,4 @@
-"""What readers of shards have said that is not in the journal yet."""
+"""Reports of shard readers that are not in the journal yet."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class ChangingMembers(FixedMembers):
         for name in self._given.keys() & self._carried.keys():
             self._carried[name].load_state_dict(decode_value(name, self._given.pop(name)))
         for group, numbers in zip(self._driver.adapter.inner_groups(), self._numbers, strict=True):
-            _take_numbers(group, numbers)
+            take_numbers(group, numbers)
 
 
 def catch_up(step: int, one: Any) -> bool:
@@ -227,7 +227,7 @@ def _is_number(one: Any) -> bool:
     return all(type(each) in (int, float, bool) for each in (one if type(one) is tuple else (one,)))
 
 
-def _take_numbers(group: Any, numbers: Mapping[str, Any]) -> None:
+def take_numbers(group: Any, numbers: Mapping[str, Any]) -> None:
     """Put numbers in the place of a group's own, in those tensors that are shared with others."""
     import torch
 
