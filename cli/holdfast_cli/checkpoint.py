@@ -6,9 +6,6 @@ their own. Only their options are here.
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from holdfast_cli.arguments import complete_job, output_option
-from holdfast_cli.errors import BadInputError
-
-_TOOLS = "holdfast.flash.tools"
+from holdfast_cli.sdk_tool import call
 
 
 class JobOrTool(click.Group):
@@ -42,21 +37,6 @@ def checkpoint() -> None:
     With JOB the command waits until the step is on storage: 300 s, or --timeout SECONDS. The script
     must save with holdfast.Checkpointer. `holdfast checkpoint save --help` lists every option.
     """
-
-
-def _call(module: str, *words: str, needs: str = "holdfast") -> None:
-    """Run a tool of the SDK; the tool's exit code is the command's."""
-    if importlib.util.find_spec(needs) is None:
-        raise BadInputError(
-            f"checkpoints are read by the SDK, which needs {needs}; that is not installed here"
-        )
-    tool = subprocess.Popen([sys.executable, "-m", f"{_TOOLS}.{module}", *words])
-    while True:
-        try:
-            code = tool.wait()
-        except KeyboardInterrupt:  # a terminal tells the tool too, which removes what it began
-            continue
-        sys.exit(code)
 
 
 _KEYS = (
@@ -87,7 +67,7 @@ def _tool(name: str, summary: str) -> Callable[..., Any]:
     @_with_keys
     @output_option
     def look(path: str, output: str, **keys: str) -> None:
-        _call("inspect", name, path, *_words(json=output == "json", **keys))
+        call("flash.tools.inspect", name, path, *_words(json=output == "json", **keys))
 
     return look
 
@@ -113,7 +93,7 @@ def diff(step: str, other: str) -> None:
     STEP and OTHER are directories step_N, of one directory or of two. Exit codes: 0 the same bit
     for bit, 9 different.
     """
-    _call("diff", step, other, needs="torch")
+    call("flash.tools.diff", step, other, needs="torch")
 
 
 @checkpoint.command()
@@ -125,7 +105,7 @@ def export(step: str, file: str, *, model_only: bool) -> None:
 
     STEP is a directory step_N, saved by any number of ranks. The same as `convert --to torch`.
     """
-    _call("convert", "export", step, file, *_words(model_only=model_only), needs="torch")
+    call("flash.tools.convert", "export", step, file, *_words(model_only=model_only), needs="torch")
 
 
 @checkpoint.command("import")
@@ -141,7 +121,7 @@ def take_in(source: str, path: str, step: int, **keys: str) -> None:
     SOURCE is of any format that `convert` reads, such as a file of torch.save with a model's
     state_dict (or with "model" and others), or a directory of torch.distributed.checkpoint.
     """
-    _call("convert", "import", source, path, *_words(step=step, **keys), needs="torch")
+    call("flash.tools.convert", "import", source, path, *_words(step=step, **keys), needs="torch")
 
 
 class _Convert(click.Command):
@@ -184,4 +164,5 @@ def convert(source: str, target: str, *, to: str, **options: Any) -> None:
     Nothing in it is run. TARGET is a directory of checkpoints without any; with --to a new
     directory, of --to torch a new file. If a file is damaged or missing, nothing is written.
     """
-    _call("convert", "convert", source, target, "--to", to, *_words(**options), needs="torch")
+    words = "convert", source, target, "--to", to, *_words(**options)
+    call("flash.tools.convert", *words, needs="torch")

@@ -57,6 +57,7 @@ EXIT_CODES = {
     7: "journal verify: facts are lost; checkpoint inspect and verify: a step is damaged",
     8: "replay: this release decides differently",
     9: "checkpoint diff: the steps differ",
+    10: "samples: some were lost, or used more than once",
     129: "run: ended by SIGHUP (the terminal is gone; not under nohup)",
     130: "interrupted",
     141: "nobody reads standard output any more (run goes on without a reader)",

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from holdfast_cli import check, checkpoint, incidents, journal, live_view, render
+from holdfast_cli import check, checkpoint, incidents, journal, live_view, render, samples
 from holdfast_cli.arguments import (
     cluster_options,
     complete_job,
@@ -377,6 +377,7 @@ main.add_command(incidents.incidents)
 main.add_command(incidents.incident)
 main.add_command(journal.journal)
 main.add_command(journal.replay)
+main.add_command(samples.samples)
 
 
 if __name__ == "__main__":

@@ -108,6 +108,32 @@ def test_a_training_goes_on_from_a_step() -> None:
     assert [[batch.tolist() for batch in step] for step in rest.steps(7)] == whole[7:]
 
 
+def test_a_loader_may_give_micro_batches_in_another_order() -> None:
+    """As one does whose workers are not waited for in turn: each keeps its own samples."""
+
+    class Swapping:
+        def __init__(self, dataset: Any, *, batch_sampler: Any, collate_fn: Any) -> None:
+            self.dataset, self.asks, self.made = dataset, batch_sampler, collate_fn
+
+        def __iter__(self) -> Iterator[Any]:
+            asked = iter(self.asks)
+            for [first] in asked:
+                for one in (*next(asked, ()), first):
+                    yield self.made([self.dataset[one]])
+
+    batches = Batches(range(48), Dealt(4), micro_batch=3, loader=Swapping)  # type: ignore[arg-type]
+    found = taken(batches)
+    assert found == [[batches.map.ids(step, one) for one in range(4)] for step in range(4)]
+
+
+def test_a_short_end_is_refused_where_ranks_share_a_micro_batch() -> None:
+    """One would make no forward pass, and the others would wait for its shards."""
+    dealt = Dealt(4)
+    options = BatchOptions(last=Last.SHORT, data_rank=(0, 2))
+    with pytest.raises(ValueError, match="last='short'.*2 ranks of a replica"):
+        Batches(range(61), dealt, micro_batch=2, options=options)  # type: ignore[arg-type]
+
+
 def test_a_micro_batch_that_ranks_cannot_share_is_refused() -> None:
     """Each rank of a replica has an equal part."""
     given: Any = {"micro_batch": 3, "options": BatchOptions(data_rank=(0, 2))}

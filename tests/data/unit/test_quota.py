@@ -12,7 +12,7 @@ from holdfast.data.sample_map import Last, SampleMap
 
 def test_a_step_has_the_same_samples_in_each_world() -> None:
     """4, 3, 5, 2 and 6 ranks, one after the other: each sample once in the epoch."""
-    samples = SampleMap(samples=1000, micro_batch=3, micro_batches=7, seed=5, last=Last.SHORT)
+    samples = SampleMap(samples=1008, micro_batch=3, micro_batches=7, seed=5)
     rng = random.Random(seed := random.randrange(2**32))
     step, seen = 0, list[int]()
     for world in (4, 3, 5, 2, 6):
@@ -23,7 +23,7 @@ def test_a_step_has_the_same_samples_in_each_world() -> None:
             assert len(lists) == len(sampler)
             seen += [one for some in lists[: (until - step) * sampler.quota] for one in some]
         step = until
-    assert sorted(seen) == list(range(1000)), f"seed {seed}"
+    assert sorted(seen) == list(range(1008)), f"seed {seed}"
 
 
 def test_quotas_differ_by_one_at_most_and_make_a_mean() -> None:
@@ -41,3 +41,10 @@ def test_a_world_with_idle_ranks_is_refused_with_the_remedy() -> None:
         QuotaSampler(samples, 0, 3)
     with pytest.raises(ValueError, match="rank=2: expected 0 to 1"):
         QuotaSampler(samples, 2, 2)
+
+
+def test_an_epoch_that_ends_short_is_refused() -> None:
+    """Some rank would be left without a batch in the last step."""
+    samples = SampleMap(samples=10, micro_batch=3, micro_batches=2, last=Last.SHORT)
+    with pytest.raises(ValueError, match="last='short'.*pass 'drop' or 'pad'"):
+        QuotaSampler(samples, 0, 2)

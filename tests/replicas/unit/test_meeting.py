@@ -8,7 +8,7 @@ import random
 import pytest
 
 from holdfast.replicas.errors import MeetingError
-from holdfast.replicas.meeting import Agreement, Standing, agree, deal, lineage_of
+from holdfast.replicas.meeting import Agreement, Standing, agree, deal, lineage_of, unlike
 
 STEPS = 12
 
@@ -211,3 +211,12 @@ def test_whatever_happens_each_step_has_each_micro_batch_once() -> None:
         weights = world.run()
         assert len(weights) >= STEPS, f"seed {seed}"
         assert set(weights) == {tuple(range(world.count))}, f"seed {seed}"
+
+
+def test_a_replica_of_another_form_is_named_with_the_field() -> None:
+    """Those who train already are right, whatever their numbers; else the first is."""
+    fields = ("micro_batches", "model")
+    forms = {0: (True, (8.0, 1.0)), 1: (False, (8.0, 2.0)), 2: (False, (8.0, 2.0))}
+    assert unlike(forms, fields) == {0: "model"}
+    assert unlike({0: (True, (8.0, 1.0)), 1: (True, (4.0, 1.0))}, fields) == {1: "micro_batches"}
+    assert unlike({0: (True, (8.0, 1.0)), 1: (True, (8.0, 1.0))}, fields) == {}

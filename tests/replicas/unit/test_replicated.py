@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from holdfast.local_sgd.members.members import Membership
-from holdfast.local_sgd.sync.group import Group
+from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.replicas.errors import ContentError, ModelError, ReplicasError
+from holdfast.replicas.meeting import Agreement
 from holdfast.replicas.replicated import Replicated
 
 
@@ -135,6 +136,100 @@ def test_models_that_no_sum_fits_are_refused_by_name(model: nn.Module, said: str
     """Before the first step."""
     with pytest.raises(ModelError, match=said):
         replicated(model)
+
+
+def test_a_parameter_that_the_optimizer_alone_has_is_named() -> None:
+    """No sum has its gradient: replicas would step it unlike."""
+    model, scale = linear(), nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [scale]}], lr=0.5)
+    with pytest.raises(ModelError, match=r"param_groups\[1\]\['params'\]\[0\] of SGD, of shape"):
+        Replicated(model, optimizer, Alone(), micro_batches=4)
+
+
+def test_a_loss_that_reaches_less_later_gives_zeros() -> None:
+    """An expert that no sample of this replica's needs: the others' may."""
+    model = nn.Sequential(linear(), nn.Linear(1, 1))
+    made = replicated(model)
+    train(made, model)
+    made._sum.check_again()
+    train(made, model[0])
+    assert model[1].weight.grad is not None
+    assert model[1].weight.grad.abs().sum() == 0
+
+
+def test_gradients_of_any_memory_layout_are_summed() -> None:
+    """As those of convolutions in channels_last."""
+    model = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    images = torch.randn(4, 2, 3, 5, 5).to(memory_format=torch.preserve_format)
+    made = replicated(model)
+    for number in made.dealt():
+        model(images[number].contiguous(memory_format=torch.channels_last)).mean().backward()
+    found = model.weight.grad
+    assert found is not None
+    model.weight.grad = None
+    sum(model(one).mean() / 4 for one in images).backward()
+    torch.testing.assert_close(found, model.weight.grad)
+
+
+def test_a_joiner_steps_a_scaler_that_has_scaled_nothing() -> None:
+    """It takes its first step with the others' gradient, and had no loss of its own."""
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    made = Replicated(model, optimizer, Alone(), micro_batches=4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    made.carry("scaler", scaler)
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0})
+    model.weight.grad = torch.full((1, 3), 3.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(model.weight, torch.full((1, 3), 1 - 0.5 * 3 / 2))
+
+
+def test_all_ranks_of_fixed_replicas_save_a_checkpoint() -> None:
+    """They are one world, whose commit waits for each rank's part."""
+    made = replicated(linear())
+    made._group = RankOne()  # type: ignore[assignment]
+    assert made.saves
+
+
+class RankOne:
+    """A group in which this is the second."""
+
+    rank = 1
+
+
+class Losing:
+    """The ranks of a replica, the other of which has seen a collective fail."""
+
+    rank, size = 0, 2
+
+    def max_scalars(self, values: Any) -> list[float]:
+        """Return what the other says."""
+        return [1.0]
+
+
+def test_a_gradient_that_another_rank_was_not_given_is_not_counted() -> None:
+    """Else the ranks of a replica would be in unlike steps, and plan unlike."""
+    made = replicated(model := linear())
+    train(made, model)
+    plan = Agreement(step=2, behind=(0,), gradient_from=0, dealt={0: ()}, reason="")
+    made.own, made._members.changes = Losing(), True  # type: ignore[assignment,misc]
+    with pytest.raises(SyncError):
+        made._follow(plan)
+    assert (made.steps, made._is_given) == (1, False)
+    made.own = Group.of_one()
+    made._follow(plan)
+    assert (made.steps, made._is_given) == (2, True)
+
+
+def test_an_optimizer_whose_state_no_joiner_can_be_given_is_refused() -> None:
+    """In the second step, before anybody joins: LBFGS keeps lists."""
+    made = replicated(model := linear())
+    made._members.changes = True  # type: ignore[misc]
+    train(made, model)
+    made._optimizers[0].state[model.weight]["history"] = [torch.zeros(1)]
+    with pytest.raises(ReplicasError, match="'history' of a SGD is a list"):
+        train(made, model)
 
 
 @pytest.mark.parametrize("times", [0.0, 2.0], ids=["missing", "doubled"])

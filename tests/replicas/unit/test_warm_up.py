@@ -39,6 +39,28 @@ def test_nothing_is_changed(kind: Any, settings: dict[str, Any], *, trained: boo
     assert [id(one) for one in now] == [id(one) for one in held]
 
 
+class Counting(torch.optim.Optimizer):
+    """Counts its steps in its groups, as schedule-free optimizers do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "k": 0, "sums": [0.0], "total": torch.zeros(1)})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Count."""
+        for group in self.param_groups:
+            group["k"] += 1
+            group["sums"].append(1.0)
+            group["total"] += 1
+
+
+def test_what_an_optimizer_counts_in_its_groups_is_put_back() -> None:
+    """Else each replica's first step would be its second."""
+    optimizer = Counting(nn.Linear(3, 2).parameters())
+    warm_up([optimizer])
+    [group] = optimizer.param_groups
+    assert (group["k"], group["sums"], group["total"].item()) == (0, [0.0], 0)
+
+
 def test_an_optimizer_that_cannot_step_is_left_out() -> None:
     """LBFGS asks for a closure."""
     model = nn.Linear(3, 2)

@@ -20,6 +20,8 @@ from typing import Any, Final
 SAMPLES: Final = 600
 MICRO_BATCH: Final = 4
 MICRO_BATCHES: Final = 12
+RECORD: Final = "samples"
+"""Folder of a run that each rank records its samples in."""
 _WIDE: Final = 16
 
 
@@ -82,7 +84,7 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
     if "slow_gift" in scenario:
         _slow_down(replicated, scenario["slow_gift"])
     with (folder / f"log-{replica}-{shard}").open("w", encoding="utf-8", buffering=1) as log:
-        steps = _train(model, (optimizer, schedule), replicated, scenario)
+        steps = _train(model, (optimizer, schedule), replicated, scenario, folder / RECORD)
         for line in steps:
             log.write(json.dumps(line) + "\n")
             if is_over(scenario, folder, replicated.steps):
@@ -114,16 +116,16 @@ def _shard(model: Any, members: Any) -> None:
 
 
 def _train(
-    model: Any, stepped: tuple[Any, Any], replicated: Any, scenario: Mapping[str, Any]
+    model: Any, stepped: tuple[Any, Any], replicated: Any, scenario: Mapping[str, Any], record: Path
 ) -> Any:
     from torch import nn
 
-    from holdfast.data import Batches
+    from holdfast.data import Batches, BatchOptions
 
     optimizer, schedule = stepped
     batches = Batches(
         Samples(), replicated, micro_batch=MICRO_BATCH, seed=scenario["seed"], epochs=10_000,
-        **scenario.get("loader", {}),
+        options=BatchOptions(record=record), **scenario.get("loader", {}),
     )  # fmt: skip
     for own, step in enumerate(batches.steps(), 1):
         begun, computed = time.monotonic(), 0

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.data.batches import Batches, BatchOptions
     from holdfast.data.quota import QuotaSampler
+    from holdfast.data.record import QuotaRecord
     from holdfast.data.sample_map import Last, SampleMap
 
-__all__ = ["BatchOptions", "Batches", "Last", "QuotaSampler", "SampleMap"]
+__all__ = ["BatchOptions", "Batches", "Last", "QuotaRecord", "QuotaSampler", "SampleMap"]
 _MODULES = {
     "BatchOptions": "batches",
     "Batches": "batches",
     "Last": "sample_map",
+    "QuotaRecord": "record",
     "QuotaSampler": "quota",
     "SampleMap": "sample_map",
 }

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from holdfast.data.counting import Origin, Read
 from holdfast.data.permutation import mixed
+from holdfast.data.record import SampleRecord, generation
 from holdfast.data.sample_map import Last, SampleMap
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ class BatchOptions:
     data_rank: tuple[int, int] | None = None
     """Number of this rank among those of its replica that have data of their own, and their count;
     None: all of them. (0, 1) where all have the same, as under tensor parallelism alone."""
+    record: str | Path = ""
+    """Folder, shared by all ranks, that each writes the numbers of its samples into; `holdfast
+    samples` counts them. "": none does."""
 
 
 class Batches:
@@ -85,15 +90,21 @@ class Batches:
                 f"micro_batch={micro_batch}: it is cut into equal parts for the {ranks} ranks of a "
                 "replica; pass a multiple of them"
             )
+        if ranks > 1 and self.map.last is Last.SHORT:
+            raise ValueError(
+                f"last='short': of a short micro-batch some of the {ranks} ranks of a replica may "
+                "have no sample, and would leave the others alone in forward; pass 'drop' or 'pad'"
+            )
         self._part, self._ranks = rank, ranks
         self._replicated, self._reseeds = replicated, options.reseed
         self.end = epochs * self.map.steps_of_epoch
         """Steps of the whole training."""
         self._read = _Reader(dataset, settings.pop("collate_fn", None), reseed=options.reseed)
         self._loader, self._settings = loader, settings
+        self._record = SampleRecord(options.record) if options.record else None
         self._ahead: Iterator[Any] | None = None
-        self._asked: deque[Key] = deque()
-        """Of the loader, in its order."""
+        self._asked: set[Key] = set()
+        """Of the loader, which has not given them yet."""
         self._kept: dict[Key, Any] = {}
         self.dropped = 0
         """Micro-batches that were read ahead and that another replica has computed."""
@@ -117,22 +128,46 @@ class Batches:
         self._ahead = None
         self._asked.clear()
         self._kept.clear()
+        if self._record is not None:
+            self._record.close()
 
     def read(self, key: Key) -> tuple[bool, Any]:
         """Return whether a micro-batch has samples for this rank, and its batch."""
         if not self._is_ahead(key):
             request = self._request(key)
-            if not request[1]:
+            if not request.ids:
                 return False, None
             batch = self._read.now(request)
         else:
             batch = self._kept.pop(key)
+        self._write_down(key)
         if self._reseeds:
             seed_all(self._seed(key))
         return True, batch
 
-    def forget(self, step: int) -> None:
-        """Drop what was read ahead for the steps before this one."""
+    def _write_down(self, key: Key) -> None:
+        """Record what is read, before it is reduced."""
+        if self._record is None:
+            return
+        step, number = key
+        self._begin_record(self._record)
+        epoch = self.map.place(step).epoch
+        self._record.read(Read(step + 1, number, self._part, epoch, tuple(self._ids(key))))
+
+    def _begin_record(self, record: SampleRecord) -> None:
+        if not record.has_begun:
+            mine, began = self._replicated.replica, self._replicated.began
+            name = None if began is None else generation(self._replicated.epoch)
+            size = self.map.micro_batch
+            record.begin(Origin(mine, name, began or 0, self.map.samples, size))
+
+    def end_step(self) -> None:
+        """Record a step whose gradient is in place, and drop what was read ahead for it."""
+        step = self._replicated.steps
+        if self._record is not None:
+            gave, content = self._replicated.contents or (frozenset(), None)
+            self._begin_record(self._record)
+            self._record.applied(step, gave, content)
         for key in [one for one in self._kept if one[0] < step]:
             del self._kept[key]
             self.dropped += 1
@@ -142,8 +177,9 @@ class Batches:
         if self._ahead is None:
             self._ahead = self._start()
         while key not in self._kept and key in self._asked:
-            batch = next(self._ahead)
-            self._kept[self._asked.popleft()] = batch
+            read, batch = next(self._ahead)
+            self._asked.discard(read)
+            self._kept[read] = batch
         return key in self._kept
 
     def _start(self) -> Iterator[Any]:
@@ -164,13 +200,13 @@ class Batches:
             place = replicas.index(mine)
             for number in range(place, self.map.micro_batches, len(replicas)):
                 request = self._request((step, number))
-                if request[1]:
-                    self._asked.append((step, number))
+                if request.ids:
+                    self._asked.add(request.key)
                     yield [request]
             step = max(step + 1, self._replicated.steps)
 
-    def _request(self, key: Key) -> tuple[int, list[int]]:
-        return self._seed(key), self._ids(key)
+    def _request(self, key: Key) -> _Request:
+        return _Request(key, self._seed(key), self._ids(key))
 
     def _ids(self, key: Key) -> list[int]:
         ids = self.map.ids(*key)
@@ -204,7 +240,15 @@ class Step:
                 yield batch
             else:
                 self._replicated.weigh(0)
-        self._batches.forget(self._replicated.steps)
+        self._batches.end_step()
+
+
+class _Request(NamedTuple):
+    """What a worker is to read."""
+
+    key: Key
+    seed: int
+    ids: Sequence[int]
 
 
 class _Asks:
@@ -225,24 +269,24 @@ class _Reader:
     ) -> None:
         self._dataset, self._collate, self._reseed = dataset, collate, reseed
 
-    def __getitem__(self, request: tuple[int, Sequence[int]]) -> Any:
-        seed, ids = request
+    def __getitem__(self, request: _Request) -> tuple[Key, Any]:
+        return request.key, self.now(request)
+
+    def made(self, batches: list[Any]) -> Any:
+        """Return the one batch of a request, with its key: a loader may change their order."""
+        [batch] = batches
+        return batch
+
+    def now(self, request: _Request) -> Any:
+        """Read a micro-batch."""
+        ids = request.ids
         if self._reseed:
-            seed_all(seed)
+            seed_all(request.seed)
         several = getattr(self._dataset, "__getitems__", None)
         samples = several(list(ids)) if several else [self._dataset[one] for one in ids]
         from torch.utils.data import default_collate
 
         return (self._collate or default_collate)(samples)
-
-    def made(self, batches: list[Any]) -> Any:
-        """Return the one batch of a request."""
-        [batch] = batches
-        return batch
-
-    def now(self, request: tuple[int, Sequence[int]]) -> Any:
-        """Read in this process."""
-        return self[request]
 
 
 def seed_all(seed: int) -> None:

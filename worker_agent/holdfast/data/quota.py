@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.data.sample_map import SampleMap
+from holdfast.data.sample_map import Last, SampleMap
 
 
 class QuotaSampler:
@@ -39,15 +39,20 @@ class QuotaSampler:
                 f"world_size={world_size}: a step has {samples.micro_batches} micro-batches, and "
                 "each rank needs one; make more and smaller ones, or limit the world (maxReplicas)"
             )
+        if samples.last is Last.SHORT:
+            raise ValueError(
+                "last='short': the last micro-batches of an epoch may be empty, and each rank has "
+                "as many as the others; pass 'drop' or 'pad'"
+            )
         self.samples, self.start = samples, start
-        self._rank, self._world_size = rank, world_size
+        self.rank, self._world_size = rank, world_size
         self.end = epochs * samples.steps_of_epoch
         """Steps of the whole training."""
 
     @property
     def quota(self) -> int:
         """Micro-batches of this rank in each step."""
-        return len(self._numbers())
+        return len(self.numbers)
 
     @property
     def ddp_factor(self) -> float:
@@ -65,8 +70,10 @@ class QuotaSampler:
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the samples of each micro-batch."""
         for step in range(self.start, self.end):
-            for number in self._numbers():
+            for number in self.numbers:
                 yield self.samples.ids(step, number)
 
-    def _numbers(self) -> range:
-        return range(self._rank, self.samples.micro_batches, self._world_size)
+    @property
+    def numbers(self) -> range:
+        """Micro-batches of this rank in each step, by their numbers."""
+        return range(self.rank, self.samples.micro_batches, self._world_size)

@@ -25,9 +25,12 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from holdfast.data import shard_state
+from holdfast.data.counting import Origin
+from holdfast.data.record import ShardRecords, generation
 from holdfast.data.shard_link import AgentSource, ShardError, ShardSource, StaticSource
 from holdfast.data.shard_state import ReaderProgress, ReaderState
 from holdfast.environment import Environment
@@ -79,6 +82,7 @@ class ShardReader(Generic[T]):
         seekable: bool = True,
         checkpointed: bool = True,
         place: tuple[int, int] | None = None,
+        record: str | Path = "",
     ) -> None:
         """Take the list; nothing is leased yet.
 
@@ -96,6 +100,8 @@ class ShardReader(Generic[T]):
             place: Number of this reader among so many, where not all ranks read, as under tensor
                 parallelism; None: all do, and it is the rank among the world's. In a world of
                 another size a checkpoint deals its states out by rank.
+            record: Folder, shared by all ranks, that `commit` writes the places of records into;
+                `holdfast samples` counts them. "": none.
 
         Raises:
             ValueError: the list is empty, `epochs` is negative, or `place` is none.
@@ -127,6 +133,7 @@ class ShardReader(Generic[T]):
         """Usual time for a shard, s; 0: not known yet."""
         self._state: ReaderState | None = None
         """Of a checkpoint."""
+        self._record = ShardRecords(record) if record else None
         self.repeated = 0
         """Records that were read again because `read` cannot begin within a shard."""
 
@@ -156,6 +163,8 @@ class ShardReader(Generic[T]):
                 continue
             held[ordinal] = position + 1
             epoch, shard = self._named(ordinal)
+            if self._record is not None:
+                self._record.read(epoch, shard, position)
             return ShardRecord(epoch, shard, position, value)
 
     def _begin(self) -> bool:
@@ -176,6 +185,8 @@ class ShardReader(Generic[T]):
 
     def _end(self, ordinal: int) -> None:
         self._records = None
+        if self._record is not None:
+            self._record.end(*self._named(ordinal))
         self._progress.finish(ordinal)
         spent, usual = time.monotonic() - self._shard_at, self._shard_seconds
         self._shard_seconds = spent if not usual else usual + 0.3 * (spent - usual)
@@ -270,9 +281,17 @@ class ShardReader(Generic[T]):
             step: Completed optimizer steps since training began, as in `Job.step`.
         """
         self._commits = True
+        if self._record is not None:
+            self._record.commit(step, self._origin())
         self._progress.commit(step)
         if self._replica and self._agent and self._source:
             self._source.report(self._report(0))
+
+    def _origin(self) -> Origin:
+        """Replicas of local SGD have a generation each: none does anew what another did."""
+        number = self._replica or self._rank
+        step = self._state.step if self._state is not None else 0
+        return Origin(number, None if self._replica else generation(), step)
 
     def _report(self, wanted: int) -> ReaderReport:
         progress = self._progress

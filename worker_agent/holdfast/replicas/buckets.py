@@ -95,6 +95,11 @@ class Bucket:
             self._flat, self._sent = spare
 
     @property
+    def is_whole(self) -> bool:
+        """All ranks of a replica of several have these parameters."""
+        return self._inner is not None
+
+    @property
     def tail(self) -> torch.Tensor:
         """The numbers behind the gradients."""
         return self._sent[self._sent.numel() - self._tail :]
@@ -114,7 +119,7 @@ class Bucket:
                 view.zero_()
             else:
                 views.append(view)
-                given.append(local(one.grad).view(-1))
+                given.append(local(one.grad))
         if given:
             torch._foreach_copy_(views, given)
 
@@ -155,12 +160,15 @@ class Bucket:
         for one in self.parameters:
             if one.grad is None:
                 one.grad = torch.empty_like(one)
-            grads.append(local(one.grad).view(-1))
+            grads.append(local(one.grad))
         torch._foreach_copy_(grads, self._views())
 
     def _views(self) -> list[torch.Tensor]:
-        total = sum(self._sizes)
-        return list(self._flat[:total].split(self._sizes))
+        """Return the parameters' places, in their shapes: a gradient may have other strides."""
+        flat = self._flat[: sum(self._sizes)].split(self._sizes)
+        return [
+            one.view(local(each).shape) for one, each in zip(flat, self.parameters, strict=True)
+        ]
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

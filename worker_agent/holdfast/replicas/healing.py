@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.flash.trainer.leaves import StateError, Stateful
 from holdfast.flash.trainer.values import decode_value, encode_value
 from holdfast.local_sgd.driver.changing import numbers_of, take_numbers
+from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.sync.fresh_group import CONNECT, watched_store
 from holdfast.local_sgd.sync.group import INTERVAL, SyncError
 from holdfast.local_sgd.sync.inner_state import TorchInnerState
@@ -65,8 +66,9 @@ class JoinerState:
     def carry(self, name: str, one: Stateful) -> None:
         """Give joiners the state of this too; raises ReplicasError if it is no plain data."""
         self._carried[name] = one
+        _begin_scaling(one)
         self.position()
-        self.load_position()
+        self._load_carried()
 
     def position(self) -> bytes:
         """Return learning rates and what the script carries, as they are now."""
@@ -82,14 +84,25 @@ class JoinerState:
 
     def load_position(self) -> None:
         """Load what was given, as far as the script has named its holders by now."""
-        given: dict[str, bytes] = self._given.get("carried", {})
-        for name in given.keys() & self._carried.keys():
-            self._carried[name].load_state_dict(decode_value(name, given.pop(name)))
+        self._load_carried()
         for optimizer, numbers in zip(
-            self._optimizers, self._given.get("groups", ()), strict=False
+            self._optimizers, self._given.pop("groups", ()), strict=False
         ):
             for group, one in zip(optimizer.param_groups, numbers, strict=True):
                 take_numbers(group, one)
+
+    def _load_carried(self) -> None:
+        given: dict[str, bytes] = self._given.get("carried", {})
+        for name in given.keys() & self._carried.keys():
+            self._carried[name].load_state_dict(decode_value(name, given.pop(name)))
+
+    def check(self) -> None:
+        """Refuse an optimizer whose state no joiner can be given; raises ReplicasError."""
+        try:
+            for number in range(len(self._parts)):
+                self._inner.give(number)
+        except LocalSGDError as error:
+            raise ReplicasError(str(error)) from error
 
     def give(self, broadcast: Broadcast, position: bytes) -> None:
         """Give all parts, the buffers and the position; raises SyncError."""
@@ -117,6 +130,15 @@ class JoinerState:
             weights = [StateEntry(at, _WEIGHT, local(one)) for at, one in enumerate(part)]
             yield pack([*weights, *self._inner.give(number)])
         yield pack(self._inner.give(len(self._parts)))
+
+
+def _begin_scaling(one: Any) -> None:
+    """Let a GradScaler know its scale: a joiner steps before it has scaled a loss."""
+    import torch
+
+    if isinstance(one, torch.amp.GradScaler) and one.is_enabled():
+        device = "cpu" if not torch.accelerator.is_available() else None
+        one.scale(torch.zeros((), device=device or torch.accelerator.current_accelerator()))
 
 
 def _put(parcel: torch.Tensor, broadcast: Broadcast) -> None:
@@ -160,32 +182,37 @@ class Healing:
         self._state, self._position, self._meet = state, position, meet
         self._is_lost, self._timeout = is_lost, timeout
         self._stopped = False
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="holdfast-heal", daemon=True)
-        self._thread.start()
+        self._error = ""
+        self._has_ended = threading.Event()
+        threading.Thread(target=self._run, name="holdfast-heal", daemon=True).start()
 
     def wait(self) -> None:
         """Wait for the end; raises SyncError: the transfer has failed."""
-        self._thread.join(self._timeout)
-        error, self._error = self._error, None
-        if self._thread.is_alive() or error is not None:
-            raise SyncError(f"a joiner's state was not given whole: {error}")
+        if not self._has_ended.wait(self._timeout):
+            self._stopped = True  # weights change now: what is not given must not be given any more
+            raise SyncError(f"a joiner's state was not given whole in {self._timeout:g} s")
+        if self._error:
+            raise SyncError(f"a joiner's state was not given whole: {self._error}")
 
     def stop(self) -> None:
         """Give up, and return once nothing is written any more."""
         self._stopped = True
-        self._thread.join(self._timeout)
+        self._has_ended.wait(self._timeout)
 
     def _run(self) -> None:
+        """Transfer; the thread ends some time later, when gloo has left a frozen partner."""
         try:
             if self._position is None:
                 self._state.take(self._connect())
             else:
                 self._state.give(self._connect(), self._position)
-        except (RuntimeError, SyncError, ReplicasError) as error:
-            self._error = error
+        except Exception as error:  # noqa: BLE001 - a state is whole or not, whatever the reason
+            self._error = f"{type(error).__name__}: {error}"  # an error would keep the group alive
             if not self._stopped:
-                log.warning("replicas: a joiner's state was not given whole: %s", error)
+                log.warning("replicas: a joiner's state was not given whole: %s", self._error)
+            self._has_ended.set()
+        else:
+            self._has_ended.set()
 
     def _connect(self) -> Broadcast:
         import torch.distributed as dist
@@ -197,8 +224,11 @@ class Healing:
         group: Any = dist.ProcessGroupGloo(prefixed, rank, 2, limit)
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
+        options.timeout = timedelta(seconds=self._timeout)  # else that of connecting
 
         def broadcast(tensor: torch.Tensor) -> None:
+            if self._ends():
+                raise SyncError("it was stopped, or a member is lost")
             self._until_done(group.broadcast([tensor], options))
 
         return broadcast

@@ -7,13 +7,14 @@ reduction that is torn (`replicated`).
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.local_sgd.sync.group import Group, SyncError
-from holdfast.replicas.buckets import EXTRA, Bucket, Reduction, buckets_of
+from holdfast.replicas.buckets import EXTRA, Bucket, Reduction, buckets_of, local
 from holdfast.replicas.errors import ContentError, ModelError
-from holdfast.replicas.refusals import check_gradients, check_model, names_of
+from holdfast.replicas.refusals import check_gradients, check_model, check_parameters, names_of
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +46,7 @@ class LocalSum:
             ModelError: a model cannot be replicated as it is.
         """
         check_model(models, own.size)
-        self._models, self._own = models, own
+        self._models, self._own, self._micro_batches = models, own, micro_batches
         trained = {id(one): one for each in models for one in each.parameters()}
         self._parameters = [one for one in trained.values() if one.requires_grad]
         if not self._parameters:
@@ -54,10 +55,22 @@ class LocalSum:
         self.buckets: list[Bucket] = buckets_of(self._parameters, own, tail, bucket_bytes)
         self.keeps = False
         """The buffers have the reduced gradient of the newest step."""
-        self._is_checked = False
-        if overlap:
+        self.gave = self.content = frozenset[int]()
+        """Micro-batches of this replica's sum, and of the whole one, in the newest reduction."""
+        self._is_checked = self._has_had_all = False
+        if overlap and not self._is_mixed():
             self._hook()
         self.drop()
+
+    def form(self) -> dict[str, float]:
+        """Return what must be equal on all replicas, by its name."""
+        shapes = [(tuple(local(one).shape), str(one.dtype)) for one in self._parameters]
+        sizes = [len(one.parameters) for one in self.buckets]
+        return {
+            "micro_batches": float(self._micro_batches),
+            "model (shapes and dtypes of its parameters)": _number(shapes),
+            "bucket_bytes": _number(sizes),
+        }
 
     def drop(self) -> None:
         """Begin with zeros."""
@@ -114,9 +127,12 @@ class LocalSum:
         They tell each other in one exchange, within replicas of several ranks only: they share
         collectives, so none may go on to the next forward alone. No vote is made over replicas.
         """
-        if self.held and not self._is_checked:
+        if not self._is_checked:
             self._is_checked = True
-            check_gradients(self._models, self._parameters)
+            check_parameters(self._models, self._parameters)
+        if self._weight and not self._has_had_all:
+            self._has_had_all = True
+            check_gradients(self._models)
         attempt, self._attempt = self._attempt, None
         assert attempt is not None  # noqa: S101 - `arm` comes first
         if not self.torn:
@@ -124,22 +140,26 @@ class LocalSum:
                 attempt.finish()
             except SyncError as error:
                 self.torn = str(error)
-        self.keeps &= not attempt.first_is_whole
-        changed = self._tell(attempt, has_changed) if self._own.size > 1 else False
+        first, changed = attempt.first_is_whole, False
+        if self._own.size > 1:
+            first, changed = self._tell(attempt, has_changed)
+        self.keeps &= not first
         if self.torn:
             attempt.give_up()
         return bool(self.torn), changed
 
-    def _tell(self, attempt: Reduction, has_changed: Callable[[], bool]) -> bool:
+    def _tell(self, attempt: Reduction, has_changed: Callable[[], bool]) -> tuple[bool, bool]:
+        """Return (the first bucket is whole, members have changed) on any rank of the replica."""
         if self.torn:
             attempt.abandon()
         weight = self._tail()[-2]
-        told = self._own.gather_scalars([float(bool(self.torn)), float(has_changed()), weight])
-        torn, changed, weights = zip(*told, strict=True)
+        own = bool(self.torn), attempt.first_is_whole, has_changed()
+        told = self._own.gather_scalars([*map(float, own), weight])
+        torn, first, changed, weights = zip(*told, strict=True)
         self._others = sum(weights) - weight
         if any(torn) and not self.torn:
             self.torn = "it was torn on another rank of this replica"
-        return any(changed)
+        return any(first), any(changed)
 
     def write(self, *, least: int, rate: float) -> None:
         """Put the gradient of the whole step in place, and keep it.
@@ -154,6 +174,8 @@ class LocalSum:
         *counts, weight, rates = self._tail()
         _check_contents(counts, least)
         _check_rate(rates / sum(counts), rate)
+        self.gave = frozenset(self.held)
+        self.content = frozenset(at for at, one in enumerate(counts) if one)
         total = (weight + self._others) / self._own.size
         for bucket in self.buckets:
             bucket.scale(1 / total)
@@ -161,7 +183,7 @@ class LocalSum:
         self.write_kept()
 
     def take_kept(self, receive: Callable[[torch.Tensor], None]) -> None:
-        """Take the reduced gradient of a step that others keep, in the place of the local sum.
+        """Take the reduced gradient of a step that others keep, for `write_kept`.
 
         Args:
             receive: Fills a tensor.
@@ -177,7 +199,6 @@ class LocalSum:
             for bucket in self.buckets:
                 bucket.allocate()
             raise
-        self.write_kept()
 
     def write_kept(self) -> None:
         """Put the reduced gradient that the buffers have in place."""
@@ -199,6 +220,14 @@ class LocalSum:
         tail.zero_()
         tail[torch.tensor(held, dtype=torch.long, device=tail.device)] = 1
         tail[-2], tail[-1] = weight, rate * len(held)
+
+    def _is_mixed(self) -> bool:
+        """Tell if the replica's ranks have whole parameters beside sharded ones.
+
+        Sums of whole ones are made within the replica, in the group that gathers sharded ones. In
+        a backward pass they would come between those at another place on each rank.
+        """
+        return len({bucket.is_whole for bucket in self.buckets}) > 1
 
     def _hook(self) -> None:
         names = names_of(self._models)
@@ -222,6 +251,11 @@ class LocalSum:
                 )
 
         return ready
+
+
+def _number(value: object) -> float:
+    """Return a number that stands for a value, and that a float64 carries exactly."""
+    return float(zlib.crc32(repr(value).encode()))
 
 
 def _check_contents(counts: Sequence[float], least: int) -> None:

@@ -76,6 +76,27 @@ class Agreement:
     reason: str
 
 
+def unlike(
+    forms: Mapping[int, tuple[bool, Sequence[float]]], fields: Sequence[str]
+) -> dict[int, str]:
+    """Return the replicas that no sum can be made with, and the field of each that differs.
+
+    Args:
+        forms: By replica: it is new, and the numbers of its form. Those who train already are
+            right, or else the first.
+        fields: Names of the numbers.
+    """
+    order = sorted(forms, key=lambda one: (forms[one][0], one))
+    right = forms[order[0]][1]
+    found = {}
+    for replica in order[1:]:
+        mine = forms[replica][1]
+        wrong = [name for name, one, other in zip(fields, mine, right, strict=True) if one != other]
+        if wrong:
+            found[replica] = wrong[0]
+    return found
+
+
 def agree(standings: Sequence[Standing], micro_batches: int) -> Agreement:
     """Return the plan of one meeting.
 
@@ -84,7 +105,8 @@ def agree(standings: Sequence[Standing], micro_batches: int) -> Agreement:
         micro_batches: Of a step, in the whole job.
 
     Raises:
-        MeetingError: no replica is named, one is named twice, or one holds what no step has.
+        MeetingError: no replica is named, or one twice; one holds what no step has; or none that
+            is left has a whole state.
     """
     members = sorted(standings, key=lambda one: one.replica)
     _check(members, micro_batches)

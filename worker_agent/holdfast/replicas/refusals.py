@@ -67,8 +67,8 @@ def _check_parameter(name: str, parameter: Any, ranks: int) -> None:
         )
 
 
-def check_gradients(models: Sequence[nn.Module], known: Sequence[Any]) -> None:
-    """Refuse parameters that a step has left without a gradient, or that came later.
+def check_parameters(models: Sequence[nn.Module], known: Sequence[Any]) -> None:
+    """Refuse parameters that came later, or are not trained any more.
 
     Args:
         models: Whose parameters are trained.
@@ -89,11 +89,39 @@ def check_gradients(models: Sequence[nn.Module], known: Sequence[Any]) -> None:
                 raise ModelError(
                     f"{name}: its requires_grad was changed; make another Replicated behind that"
                 )
+
+
+def check_gradients(models: Sequence[nn.Module]) -> None:
+    """Refuse parameters that the first step has left without a gradient; raises ModelError."""
+    for model in models:
+        for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.grad is None:
                 raise ModelError(
                     f"{name}: no loss of this step reached it, and with other micro-batches one "
                     "might; set requires_grad=False, or let each loss reach it (sum() * 0)"
                 )
+
+
+def check_optimizers(optimizers: Sequence[Any], known: Sequence[Any]) -> None:
+    """Refuse to step what is no parameter of the model: its gradients would not be reduced.
+
+    Args:
+        optimizers: Torch's own.
+        known: Parameters whose gradients are reduced.
+
+    Raises:
+        ModelError: it names the place in the optimizer.
+    """
+    ids = {id(one) for one in known}
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            for at, one in enumerate(group["params"]):
+                if one.requires_grad and id(one) not in ids:
+                    raise ModelError(
+                        f"param_groups[{number}]['params'][{at}] of {type(optimizer).__name__}, "
+                        f"of shape {tuple(one.shape)}, is in no model that Replicated was given; "
+                        "pass its module too: Replicated([model, other], ...)"
+                    )
 
 
 def names_of(models: Sequence[nn.Module]) -> dict[int, str]:

@@ -20,10 +20,11 @@ from holdfast.local_sgd.members.members import MembersError, Membership
 from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.local_sgd.sync.unit_sync import all_or_none
 from holdfast.replicas.buckets import BUCKET
-from holdfast.replicas.errors import ReplicasError
+from holdfast.replicas.errors import MeetingError, ReplicasError
 from holdfast.replicas.healing import Healing, JoinerState
 from holdfast.replicas.local_sum import LocalSum
-from holdfast.replicas.meeting import Agreement, Standing, agree, lineage_of
+from holdfast.replicas.meeting import Agreement, Standing, agree, lineage_of, unlike
+from holdfast.replicas.refusals import check_optimizers
 from holdfast.replicas.warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -88,7 +89,11 @@ class Replicated:
             micro_batches=micro_batches, bucket_bytes=bucket_bytes, overlap=overlap,
         )  # fmt: skip
         parts = [one.parameters for one in self._sum.buckets]
-        self._state = JoinerState(models, self._optimizers, parts)
+        check_optimizers(self._optimizers, [one for part in parts for one in part])
+        frozen = {id(one): one for each in models for one in each.parameters()
+                  if not one.requires_grad}  # fmt: skip
+        self._form = self._sum.form() | {"on_loss": float(self._on_loss is OnLoss.FEWER)}
+        self._state = JoinerState(models, self._optimizers, [*parts, list(frozen.values())])
         for one in self._optimizers:
             one.register_step_pre_hook(lambda *_: self._end_healings())
         self._begin_alone()
@@ -101,7 +106,7 @@ class Replicated:
         """It has no state that the others know: before a meeting, and until it is given theirs."""
         self._is_whole = True
         """False: a donor was lost, or is at it: weights and moments are of unlike steps."""
-        self._is_given = self._is_in_step = self._sees_change = False
+        self._is_given = self._is_in_step = self._sees_change = self._is_state_checked = False
         self._lineage = self._lineage_before = 0
         self._deal: tuple[int, ...] = ()
         self._agreed: tuple[int, tuple[int, ...]] | None = None
@@ -111,6 +116,8 @@ class Replicated:
         step of a training that goes on from a checkpoint."""
         self.recomputed = 0
         """Micro-batches that this replica has computed for one that was lost."""
+        self.began: int | None = None
+        """Steps that all had when it began with others; None: it has not, or it joined others."""
 
     def carry(self, name: str, one: Stateful) -> None:
         """Give joiners the state of this too: a scheduler, a GradScaler, counters.
@@ -139,9 +146,26 @@ class Replicated:
         return self._membership.replicas
 
     @property
+    def contents(self) -> tuple[frozenset[int], frozenset[int]] | None:
+        """Micro-batches of the newest step: in this replica's sum, and in the whole one.
+
+        None: others had reduced it, and this replica was given the gradient.
+        """
+        return None if self._is_given else (self._sum.gave, self._sum.content)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the members' list that is followed; 0 for fixed replicas."""
+        return self._membership.epoch
+
+    @property
     def saves(self) -> bool:
-        """This replica is to save checkpoints: the first, whose state all can load."""
-        return self._group.rank == 0
+        """This replica is to save checkpoints.
+
+        Of replicas that come and go it is the first, whose state all can load. Fixed ones are one
+        world, whose ranks all save.
+        """
+        return not self._members.changes or self._group.rank == 0
 
     def dealt(self) -> Iterator[int]:
         """Yield the micro-batches of the next step that this replica computes.
@@ -152,9 +176,11 @@ class Replicated:
 
         Raises:
             ContentError: a micro-batch is in the sum twice or not at all.
+            MeetingError: replicas are of unlike form, or no whole state is left.
             MembersError: no roster came that this replica can follow.
-            ModelError: a parameter has no gradient.
-            ReplicasError: the loop over the step before was left before its end.
+            ModelError: a parameter has no gradient, or came later.
+            ReplicasError: the loop over the step before was left before its end, or no joiner can
+                be given the optimizer's state.
             SyncError: a rank of this replica is gone.
         """
         self._begin()
@@ -183,6 +209,9 @@ class Replicated:
             self._deal = agreed[1]
         else:
             self._deal = tuple(range(self._group.rank, self.micro_batches, self._group.size))
+        if self.steps and self._members.changes and not self._is_state_checked:
+            self._is_state_checked = any(one.state for one in self._optimizers)
+            self._state.check()
         if self._is_new and self._members.changes:
             warm_up(self._optimizers)  # before others know of this replica
         if self._is_new or self._has_changed():
@@ -255,6 +284,7 @@ class Replicated:
         self._membership, self._group = membership, membership.group
         self._sum.check_again()
         try:
+            all_or_none(self._voters, self._compare_forms)
             rows = all_or_none(self._voters, lambda: self._group.gather_scalars(self._standing()))
             told = zip(membership.replicas, rows, strict=True)
             plan = agree([_standing_of(*one) for one in told], self.micro_batches)
@@ -264,6 +294,27 @@ class Replicated:
             return False
         log.info("replicas: epoch %d: %s", membership.epoch, plan.reason)
         return True
+
+    def _compare_forms(self) -> None:
+        """Refuse to meet where sums would be of unlike tensors, which ends processes in gloo.
+
+        Raises:
+            MeetingError: this replica is the one that differs.
+            SyncError: another one is, and will be gone.
+        """
+        rows = self._group.gather_scalars([float(self._is_new), *self._form.values()])
+        told = {
+            replica: (bool(row[0]), row[1:])
+            for replica, row in zip(self._membership.replicas, rows, strict=True)
+        }
+        wrong = unlike(told, list(self._form))
+        if self.replica in wrong:
+            raise MeetingError(
+                f"replica {self.replica}: its {wrong[self.replica]} is not that of the replicas "
+                "that train; start it with their script and settings"
+            )
+        if wrong:
+            raise SyncError(f"replicas {sorted(wrong)} have another {next(iter(wrong.values()))}")
 
     def _standing(self) -> list[float]:
         held = [float(number in self._sum.held) for number in range(self.micro_batches)]
@@ -278,14 +329,20 @@ class Replicated:
             self._sum.drop()
         if plan.heal_first:
             all_or_none(self._voters, lambda: self._heal_all(plan))
+            self._begin_at(plan)
         if plan.gradient_from is not None:
             all_or_none(self._voters, lambda: self._give_gradient(plan))
+            if me in plan.behind:
+                self._sum.write_kept()
+                self._is_given = True
+                self._count(plan.lineage)
         joins = me in dict(plan.heals) and not plan.heal_first
         again = bool(self._sum.held)
         if joins:
             self._sum.drop()
             self._sum.keeps = self._is_whole = False
             self.steps, self._lineage = plan.step, plan.lineage
+            self.began = None
         self._is_new = joins
         self._sum.torn = ""
         if not plan.heal_first:
@@ -307,8 +364,13 @@ class Replicated:
         else:
             self._is_whole = False
             self._state.take(self._broadcast_from(source))
-            self._state.load_position()
-            self.steps, self._is_whole = plan.step, True
+
+    def _begin_at(self, plan: Agreement) -> None:
+        """Begin with all others, as all ranks of this replica have their state."""
+        self._state.load_position()
+        self.began = self.steps = plan.step
+        self._is_whole = True
+        self._lineage = self._lineage_before = plan.lineage
 
     def _broadcast_from(self, source: int) -> Callable[[torch.Tensor], None]:
         def broadcast(tensor: torch.Tensor) -> None:
@@ -332,8 +394,6 @@ class Replicated:
                 give(bucket.reduced if is_source else torch.empty_like(bucket.reduced))
             return
         self._sum.take_kept(give)
-        self._is_given = True
-        self._count(plan.lineage)
 
     def _begin_healings(self, plan: Agreement) -> None:
         """Begin to give, or to take, the state of a joiner."""

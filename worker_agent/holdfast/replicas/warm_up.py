@@ -10,8 +10,9 @@ the next. Checkpoints of torch make such a step too, for the sake of the state (
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 log: Final = logging.getLogger("holdfast")
@@ -25,7 +26,7 @@ def warm_up(optimizers: Sequence[Any]) -> None:
     for one in optimizers:
         try:
             _step(one)
-        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        except Exception as error:  # noqa: BLE001 - somebody's optimizer; all is put back
             log.info("replicas: %s was not warmed up: %s", type(one).__name__, error)
 
 
@@ -37,7 +38,7 @@ def _step(optimizer: Any) -> None:
     known = set(optimizer.state)
     kept = [(one, one.detach().to("cpu", copy=True)) for one in _tensors(optimizer, trained)]
     numbers = [dict(optimizer.state[one]) for one in parameters if one in known]
-    rates = [group["lr"] for group in optimizer.param_groups]
+    groups = [_entries(group) for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = torch.zeros_like(group["lr"]) if torch.is_tensor(group["lr"]) else 0.0
     for one in trained:
@@ -45,8 +46,8 @@ def _step(optimizer: Any) -> None:
     try:
         optimizer.step()
     finally:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        for group, entries in zip(optimizer.param_groups, groups, strict=True):
+            group.update(entries)
         for one in trained:
             one.grad = None
         with torch.no_grad():
@@ -56,6 +57,17 @@ def _step(optimizer: Any) -> None:
             del optimizer.state[one]
         for one, state in zip((each for each in parameters if each in known), numbers, strict=True):
             optimizer.state[one] = state
+
+
+def _entries(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a group has besides parameters: some optimizers count their steps there."""
+    import torch
+
+    return {
+        key: one.clone() if torch.is_tensor(one) else copy.copy(one)
+        for key, one in group.items()
+        if key != "params"
+    }
 
 
 def _tensors(optimizer: Any, parameters: Sequence[Any]) -> Iterator[Any]:

@@ -51,6 +51,7 @@ def look(job: JobContext, world: World) -> None:
     limit = max(LEAST_SECONDS, STEPS * world.step_seconds)
     if not paces:
         return
+    _forget_blamed(job, limit)
     if policy.all_still(paces, _early(world)) is None:
         job.worlds.inquiry = None
     elif len(members) > 1:
@@ -68,6 +69,13 @@ def look(job: JobContext, world: World) -> None:
         stepped = {one.number for one in paces}
         starting = [one.number for one in members if one.number not in stepped]
         _look_longer(job, world, settings, paces, starting)
+
+
+def _forget_blamed(job: JobContext, limit: float) -> None:
+    """Be ready to ask again: whom a blamed replica kept waiting should have stepped by now."""
+    asked = job.worlds.inquiry
+    if asked is not None and asked.blamed and job.now - job.worlds.put_out_at >= limit:
+        job.worlds.inquiry = None
 
 
 def _early(world: World) -> float:

@@ -57,6 +57,19 @@ def test_a_stopped_process_is_out_within_five_seconds() -> None:
     assert roster(job).replicas == (1, 3), job.tale()
 
 
+def test_a_second_replica_that_freezes_is_out_too() -> None:
+    """The first is out and the rest still stand: they are asked again, once it took too long."""
+    job = replicated(4)
+    assert job.agents[1].sampling.hang(HangKind.STOPPED, 0) is not None
+    for rank in (0, 2, 3):
+        stands(job, rank)
+    job.run(5.0)
+    assert roster(job).replicas == (1, 3, 4), job.tale()
+    assert job.agents[2].sampling.hang(HangKind.STOPPED, 0) is not None
+    job.run(45.0)
+    assert roster(job).replicas == (1, 4), job.tale()
+
+
 def test_a_pause_of_all_is_asked_about_once_and_blames_nobody() -> None:
     """As where all wait for one storage: half a minute apart at the least."""
     job = replicated(3)
