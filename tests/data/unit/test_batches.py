@@ -130,7 +130,7 @@ def test_a_short_end_is_refused_where_ranks_share_a_micro_batch() -> None:
     """One would make no forward pass, and the others would wait for its shards."""
     dealt = Dealt(4)
     options = BatchOptions(last=Last.SHORT, data_rank=(0, 2))
-    with pytest.raises(ValueError, match="last='short'.*2 ranks of a replica"):
+    with pytest.raises(ValueError, match=r"last='short'.*2 ranks of a replica"):
         Batches(range(61), dealt, micro_batch=2, options=options)  # type: ignore[arg-type]
 
 

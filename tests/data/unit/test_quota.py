@@ -46,5 +46,5 @@ def test_a_world_with_idle_ranks_is_refused_with_the_remedy() -> None:
 def test_an_epoch_that_ends_short_is_refused() -> None:
     """Some rank would be left without a batch in the last step."""
     samples = SampleMap(samples=10, micro_batch=3, micro_batches=2, last=Last.SHORT)
-    with pytest.raises(ValueError, match="last='short'.*pass 'drop' or 'pad'"):
+    with pytest.raises(ValueError, match=r"last='short'.*pass 'drop' or 'pad'"):
         QuotaSampler(samples, 0, 2)

@@ -128,8 +128,7 @@ class ShardReader(Generic[T]):
         """Of the shard that is read."""
         self._progress = ReaderProgress()
         self._request, self._awaited, self._ended = 0, False, False
-        self._shard_at = time.monotonic()
-        self._shard_seconds = 0.0
+        self._shard_at, self._shard_seconds = time.monotonic(), 0.0
         """Usual time for a shard, s; 0: not known yet."""
         self._state: ReaderState | None = None
         """Of a checkpoint."""
