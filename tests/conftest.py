@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.terminal import TerminalReporter
@@ -46,6 +47,17 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # The workers of a run must choose the same cases (checkpoints.matrix_sample), and each run others.
 os.environ.setdefault("MATRIX_SEED", str(random.randrange(2**32)))
+
+
+def pytest_runtest_setup() -> None:
+    """Let torch compute with one thread in this process: others wait for each other on busy cores.
+
+    1,500 backward passes of a small model took 129 s with two threads beside the rest of a run, and
+    some 30 s with one.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")
