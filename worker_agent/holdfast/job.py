@@ -265,6 +265,12 @@ def tell_sync(held_ns: int) -> None:
         _job.slot.say_sync(held_ns)
 
 
+def tell_work(work_ns: int) -> None:
+    """Report this rank's work on a micro-batch of the newest step; without an agent do nothing."""
+    if _job is not None and _job.slot is not None:
+        _job.slot.say_work(work_ns)
+
+
 def adopt(writer: SlotWriter) -> None:
     """Have `init` use a slot that the starter of the script has claimed for it; not for scripts.
 

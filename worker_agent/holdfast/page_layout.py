@@ -87,6 +87,7 @@ class Word(enum.IntEnum):
     SCHEDULE_SEEN = 23
     SCHEDULE_SEEN_STEP = 24
     SYNC_NS = 25
+    WORK_NS = 26
     STOP_NS = 32
     """The first of `TIER_WORDS` words; that of a tier lies at STOP_NS + tier."""
     DURABLE_NS = STOP_NS + TIER_WORDS

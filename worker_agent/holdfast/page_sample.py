@@ -85,6 +85,8 @@ class RankSample:
     answered_step: int
     sync_ns: int
     """For how long the newest round of local SGD held this rank up; 0: none yet."""
+    work_ns: int
+    """Work of this rank on a micro-batch of its newest step; 0: the script tells none."""
     barrier_complete: bool
     """After SAVE_AND_STOP the script ended with exit status 0 and its output is flushed: the
     process may be killed without loss."""

@@ -199,6 +199,10 @@ class SlotWriter:
         """Store for how long a round of local SGD has held this rank up."""
         self._store((Word.SYNC_NS, held_ns))
 
+    def say_work(self, work_ns: int) -> None:
+        """Store what a micro-batch of the newest step took this rank, waits for others left out."""
+        self._store((Word.WORK_NS, work_ns))
+
     def say_saving(self, step_ns: int, tiers: Mapping[Tier, TierSaving]) -> None:
         """Store the save costs of this rank, and that it follows the master's schedule.
 

@@ -212,6 +212,9 @@ class RankProgress:
     step_source: StepSource = StepSource.UNSPECIFIED
     sync_seconds: float = 0.0
     """For how long the newest round of local SGD held the rank up, s; 0: none yet."""
+    work_seconds: float = 0.0
+    """Work of the rank on a micro-batch of its newest step, without waits for other replicas, s; 0:
+    the script tells none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -652,6 +652,7 @@ class RankProgress(google.protobuf.message.Message):
     FIRST_STEP_SECONDS_FIELD_NUMBER: builtins.int
     STEP_SOURCE_FIELD_NUMBER: builtins.int
     SYNC_SECONDS_FIELD_NUMBER: builtins.int
+    WORK_SECONDS_FIELD_NUMBER: builtins.int
     local_rank: builtins.int
     round: builtins.int
     step: builtins.int
@@ -674,6 +675,10 @@ class RankProgress(google.protobuf.message.Message):
     step_source: Global___StepSource.ValueType
     sync_seconds: builtins.float
     """For how long the newest round of local SGD held the rank up, s; 0: none yet."""
+    work_seconds: builtins.float
+    """Work of the rank on a micro-batch of its newest step, without waits for other replicas, s;
+    0: the script tells none.
+    """
     def __init__(
         self,
         *,
@@ -691,8 +696,9 @@ class RankProgress(google.protobuf.message.Message):
         first_step_seconds: builtins.float = ...,
         step_source: Global___StepSource.ValueType = ...,
         sync_seconds: builtins.float = ...,
+        work_seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["first_step", b"first_step", "first_step_seconds", b"first_step_seconds", "has_sdk", b"has_sdk", "local_rank", b"local_rank", "loss", b"loss", "pid", b"pid", "round", b"round", "samples", b"samples", "section", b"section", "since_step_seconds", b"since_step_seconds", "step", b"step", "step_seconds", b"step_seconds", "step_source", b"step_source", "sync_seconds", b"sync_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_step", b"first_step", "first_step_seconds", b"first_step_seconds", "has_sdk", b"has_sdk", "local_rank", b"local_rank", "loss", b"loss", "pid", b"pid", "round", b"round", "samples", b"samples", "section", b"section", "since_step_seconds", b"since_step_seconds", "step", b"step", "step_seconds", b"step_seconds", "step_source", b"step_source", "sync_seconds", b"sync_seconds", "work_seconds", b"work_seconds"]) -> None: ...
 
 Global___RankProgress: typing_extensions.TypeAlias = RankProgress
 

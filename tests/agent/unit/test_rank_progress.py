@@ -47,6 +47,7 @@ def test_progress_tells_what_the_page_says() -> None:
         first_step=11,
         first_step_ns=1_500_000_000,
         sync_ns=250_000_000,
+        work_ns=20_000_000,
     )
     found = rank_progress.progress(1, rank, 3, 5_200_000_000)
     assert (found.local_rank, found.step, found.samples, found.loss) == (1, 12, 96, 2.5)
@@ -55,6 +56,7 @@ def test_progress_tells_what_the_page_says() -> None:
     assert found.since_step_seconds == pytest.approx(0.2)
     assert found.first_step_seconds == pytest.approx(0.5)
     assert found.sync_seconds == pytest.approx(0.25)
+    assert found.work_seconds == pytest.approx(0.02)
     assert found.section is RankSection.TRAIN
     assert found.has_sdk
 

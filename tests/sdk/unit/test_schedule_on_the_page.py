@@ -103,6 +103,13 @@ def test_how_long_a_sync_held_a_rank_up_is_read_by_the_agent(
     assert page.read(0).sync_ns == 5
 
 
+def test_the_work_on_a_micro_batch_is_read_by_the_agent(page: Page, writer: SlotWriter) -> None:
+    """The newest step's; a script that trains no replicas in step tells none."""
+    assert page.read(0).work_ns == 0
+    writer.say_work(9)
+    assert page.read(0).work_ns == 9
+
+
 @pytest.mark.parametrize("at", range(TIER_WORDS))
 def test_the_check_covers_the_interval_of_each_tier(page: Page, at: int) -> None:
     """Of those to come as well, and of two that were swapped."""

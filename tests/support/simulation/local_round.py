@@ -40,6 +40,7 @@ class Slot:
     answered_id: int = 0
     answered_step: int = 0
     sync_ns: int = 0
+    work_ns: int = 0
     barrier_complete: bool = False
     saving: SavingSample | None = None
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import enum
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.job import tell_work
 from holdfast.local_sgd.members.members import MembersError, Membership
 from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.local_sgd.sync.unit_sync import all_or_none
@@ -111,6 +113,7 @@ class Replicated:
         self._deal: tuple[int, ...] = ()
         self._agreed: tuple[int, tuple[int, ...]] | None = None
         """The step that members have agreed on, and what this replica is dealt in it."""
+        self._is_first_try, self._reduced_at = True, 0
         self.steps = 0
         """Steps that are applied, those of a joiner's donor included; set it before the first
         step of a training that goes on from a checkpoint."""
@@ -204,6 +207,7 @@ class Replicated:
             )
         self._is_in_step, self._is_given = True, False
         self._sum.drop()
+        self._is_first_try = True
         agreed, self._agreed = self._agreed, None
         if agreed is not None and agreed[0] == self.steps:
             self._deal = agreed[1]
@@ -226,6 +230,7 @@ class Replicated:
 
     def _is_reduced(self) -> bool:
         """Reduce; True: `.grad` has the step's gradient. False: the reduction is torn."""
+        self._tell_work()
         if not self._sum.is_armed:
             self._sum.arm(self._group, (), self._rate())
         torn, self._sees_change = self._sum.reduce(self._members.has_changed)
@@ -237,10 +242,18 @@ class Replicated:
         self._count(lineage_of(self._lineage, self._membership.epoch))
         return True
 
+    def _tell_work(self) -> None:
+        """Report this rank's work since the step before; what it does for others says nothing."""
+        count = len(self._sum.held)
+        if self._is_first_try and count and self._reduced_at:
+            tell_work((time.monotonic_ns() - self._reduced_at) // count)
+        self._is_first_try = False
+
     def _count(self, lineage: int) -> None:
         """Count a step whose gradient is in place."""
         self._lineage, self._lineage_before = lineage, self._lineage
         self.steps += 1
+        self._reduced_at = time.monotonic_ns()
 
     @property
     def _voters(self) -> Group | None:

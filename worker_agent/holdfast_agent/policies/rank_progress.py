@@ -58,6 +58,7 @@ def progress(local_rank: int, rank: Rank, round_number: int, now_ns: int) -> wir
         first_step=sample.first_step,
         first_step_seconds=max(0, first) * NS,
         sync_seconds=sample.sync_ns * NS,
+        work_seconds=sample.work_ns * NS,
     )
 
 

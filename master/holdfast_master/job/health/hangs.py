@@ -10,7 +10,12 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from holdfast_master.job.health import frozen_replicas, hang_responses, stragglers
+from holdfast_master.job.health import (
+    frozen_replicas,
+    hang_responses,
+    slow_replicas,
+    stragglers,
+)
 from holdfast_master.job.incidents import reported, strikes
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import Hang, HangWatch, Silence
@@ -45,6 +50,7 @@ def due(job: JobContext) -> None:
     policy = job.hang_policy
     if world.replicas:
         frozen_replicas.look(job, world)
+        slow_replicas.look(job, world)
         return
     if policy is None:
         return

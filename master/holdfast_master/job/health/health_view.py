@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from holdfast_master.job.health import stragglers
+from holdfast_master.job.health import slow_replicas, stragglers
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import GroupHistory
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.world import World
 from holdfast_master.policies.preflight.verdicts import BAD
 from holdfast_master.policies.quantities import verb
+from holdfast_master.policies.slow_replicas import LOOKS
 from holdfast_master.policies.straggler.verdict import StragglerVerdict
+from holdfast_master.policies.straggler.window import RankTime
 from holdfast_wire import messages as wire
 
 _FROZEN: Final = "frozen"
@@ -135,11 +138,11 @@ def _not_judged(job: JobContext, group: GroupHistory | None) -> str:
     policy = job.straggler_policy
     if policy is None:
         return "spec.health.straggler.mode is Disabled"
-    if group is not None:
+    if group is not None or slow_replicas.GROUP in job.health.groups:
         return ""
     world = job.worlds.running()
     if world is not None and world.replicas:
-        return "the ranks of replicas are not compared: a replica has a torch world of its own"
+        return _replicas_not_judged(job)
     if not job.health.groups:
         return "no rank has sent collectives yet: torch's flight recorder has none"
     if not any(one.period for one in job.health.groups.values()):
@@ -147,24 +150,51 @@ def _not_judged(job: JobContext, group: GroupHistory | None) -> str:
     return f"no window of {policy.window_steps} steps is whole yet"
 
 
+def _replicas_not_judged(job: JobContext) -> str:
+    """Why replicas have not been compared."""
+    if any(one.newest for one in job.health.replica_work.values()):
+        return f"not each replica has been looked at {LOOKS} times yet"
+    return "replicas are compared where they train in step (holdfast.replicas), two or more of them"
+
+
 def _ranks(job: JobContext, world: World, group: GroupHistory | None) -> Iterator[wire.RankHealth]:
     times = group.window.ranks if group is not None and group.window is not None else {}
-    local = {rank: one.local for rank, one in times.items()}
+    reports = list(job.membership.reports(world.places))
+    # Ranks of different replicas have the same numbers.
+    local = {
+        (node.rank, item.local_rank): own
+        for node, item in reports
+        if (own := _own_seconds(world, node, item, times)) is not None
+    }
     # Of two ranks the faster one is the middle: the slower one shows its lag.
     middle = sorted(local.values())[(len(local) - 1) // 2] if local else 0.0
-    for node, item in job.membership.reports(world.places):
-        rank = world.places[node.rank].base_rank + item.local_rank
+    for node, item in reports:
+        mine = local.get((node.rank, item.local_rank))
         yield wire.RankHealth(
-            rank=rank,
+            rank=_rank(world, node, item),
             node_rank=node.rank,
             local_rank=item.local_rank,
             step=item.step,
             step_guessed=item.step_source is wire.StepSource.COLLECTIVES,
             since_step_seconds=item.since_step_seconds,
-            local_seconds=local.get(rank, 0.0),
-            lag_seconds=local[rank] - middle if rank in local else 0.0,
+            local_seconds=mine or 0.0,
+            lag_seconds=0.0 if mine is None else mine - middle,
             replica=world.places[node.rank].replica.number,
         )
+
+
+def _own_seconds(
+    world: World, node: Node, item: wire.RankProgress, times: Mapping[int, RankTime]
+) -> float | None:
+    """A rank's own time of a step, of replicas in step for a micro-batch; None: it is not known."""
+    if world.replicas:
+        return item.work_seconds or None
+    one = times.get(_rank(world, node, item))
+    return None if one is None else one.local
+
+
+def _rank(world: World, node: Node, item: wire.RankProgress) -> int:
+    return world.places[node.rank].base_rank + item.local_rank
 
 
 def _slow(one: StragglerVerdict) -> wire.SlowVerdict:

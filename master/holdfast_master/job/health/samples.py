@@ -31,7 +31,7 @@ def probed(job: JobContext, node: Node, _: int, message: ClockProbe) -> None:
 def received(job: JobContext, node: Node, number: int, message: CollectiveSamples) -> None:
     """Take the newest collectives of a member's ranks."""
     world = job.worlds.running_with(node, number)
-    # Replicas meet in groups that are made anew, and a slow one costs the others nothing.
+    # Replicas meet in groups that are made anew: see `slow_replicas`.
     if world is None or world.replicas or not _is_sane(message):
         return
     health = job.health

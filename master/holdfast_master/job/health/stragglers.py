@@ -108,7 +108,7 @@ def _judged(
             group.record, made, policy, _references(job, world)
         )
         if not all(one.marked for one in made.ranks.values()):  # else it says nothing of anybody
-            _report(job, group, trials.judged(job, world, group, found))
+            report(job, group, trials.judged(job, world, group, found))
 
 
 def _references(job: JobContext, world: World) -> dict[str, float]:
@@ -155,6 +155,11 @@ def _window(
     return (yield from window_slices(group.step_at(steps[0].sequence), steps, about))
 
 
+def name_of(node_rank: int) -> str:
+    """The node as verdicts name it."""
+    return f"{_NODE}{node_rank}"
+
+
 def node_rank(verdict: StragglerVerdict) -> int | None:
     """The accused node; None: the verdict accuses no node."""
     return rank_of(verdict.node) if verdict.node else None
@@ -177,7 +182,7 @@ def only_node(world: World, ranks: Iterable[int]) -> int | None:
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def _report(job: JobContext, group: GroupHistory, found: tuple[StragglerVerdict, ...]) -> None:
+def report(job: JobContext, group: GroupHistory, found: tuple[StragglerVerdict, ...]) -> None:
     """Report news, and their end; another group's verdict on the same is none."""
     before = _accused(job.health.slow)
     gone, group.slow = group.slow, found

@@ -14,6 +14,7 @@ from holdfast_master.policies.hang_limit import LearnedTimes, Phase
 from holdfast_master.policies.hang_response import AnsweredHang, HangVerdict
 from holdfast_master.policies.preflight.figures import FigureReport
 from holdfast_master.policies.preflight.rounds import Check
+from holdfast_master.policies.slow_replicas import ReplicaWork
 from holdfast_master.policies.straggler.collectives import IssuedRun, Step
 from holdfast_master.policies.straggler.slices import Slices
 from holdfast_master.policies.straggler.verdict import StragglerVerdict
@@ -214,6 +215,8 @@ class Health:
     """Global ranks that have sent a sample."""
     sampled_since: float = math.inf
     """Patient clock at which the first of them has, s."""
+    replica_work: dict[int, ReplicaWork] = dataclasses.field(default_factory=dict)
+    """Of replicas in step, by their numbers."""
     clock_errors: dict[int, float] = dataclasses.field(default_factory=dict)
     """Bound of the error of a node's clock, s, by node rank."""
     hang_watch: HangWatch = dataclasses.field(default_factory=HangWatch)
@@ -244,7 +247,7 @@ class Health:
         """Forget the round before: its ranks and their groups are gone."""
         if round_number != self.round:
             self.round = round_number
-            self.groups, self.clock_errors = {}, {}
+            self.groups, self.clock_errors, self.replica_work = {}, {}, {}
             self.sampled, self.sampled_since = set(), math.inf
             longest = self.hang_watch.learned.longest_pause
             self.hang_watch = HangWatch(learned=LearnedTimes(longest_pause=longest))

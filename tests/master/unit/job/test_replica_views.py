@@ -211,7 +211,7 @@ def test_a_restored_incident_keeps_what_it_has_stopped() -> None:
     assert [(one.lost_replicas, one.going_replicas) for one in job.incidents] == [((2,), 2)]
 
 
-def test_health_says_of_replicas_that_they_are_not_compared() -> None:
+def test_health_says_which_replicas_are_compared() -> None:
     """It is no lack of collectives; ranks count within a replica, which is named."""
     policy = wire.StragglerPolicy(
         mode=wire.HealthMode.REPORT, window_steps=50, votes=3, votes_out_of=5
@@ -220,7 +220,7 @@ def test_health_says_of_replicas_that_they_are_not_compared() -> None:
     job = replicated(2, health=wire.HealthPolicy(straggler=policy, hang=hang))
     job.run(5.0)
     found = job.core.health(job.moment())
-    assert "the ranks of replicas are not compared" in found.not_judged
+    assert "replicas are compared where they train in step" in found.not_judged
     assert [(one.replica, one.rank) for one in found.ranks] == [(1, 0), (2, 0)]
     assert job.status.health is wire.HealthReason.AS_EXPECTED
     assert found.hang is None
