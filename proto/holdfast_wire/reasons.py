@@ -89,9 +89,10 @@ class EventReason:
     READERS_BEGAN: Final = "ReadersBegan"
     """All ranks of a world read a dataset by leases now, from the step of its checkpoint on."""
     READER_REFUSED: Final = "ReaderRefused"
-    """A rank is leased no shards: its dataset is not that of the others."""
+    """A rank is leased no shards: its dataset, number or checkpoint does not fit the others."""
     SHARDS_NOT_RESTORED: Final = "ShardsNotRestored"
-    """Replicas began from a step that is older than what is kept of their progress."""
+    """Replicas began from a step of which not all progress is known: it is older than what is kept,
+    or of another job."""
     SYNC_SWITCHED: Final = "SyncSwitched"
     """Replicas agree more often or less often from now on (local SGD), by what they measured."""
     SYNC_PROPOSED: Final = "SyncProposed"

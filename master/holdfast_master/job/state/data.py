@@ -10,14 +10,6 @@ from holdfast_wire import messages as wire
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Opening:
-    """A reader that waits for the others of its group."""
-
-    node_rank: int
-    message: wire.ReaderOpened
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
     """A reader that waits for shards."""
 
@@ -48,8 +40,12 @@ class Progress:
 class DataRequests:
     """Readers that wait, and their progress."""
 
-    openings: dict[tuple[str, Group], dict[int, Opening]] = dataclasses.field(default_factory=dict)
+    openings: dict[tuple[str, Group], dict[int, wire.ReaderOpened]] = dataclasses.field(
+        default_factory=dict
+    )
     """By dataset and group, and in it by rank, those of groups that are not complete."""
+    nodes: dict[str, dict[Reader, int]] = dataclasses.field(default_factory=dict)
+    """By dataset, the node rank of each reader that has opened it."""
     asked: dict[str, dict[Reader, Asked]] = dataclasses.field(default_factory=dict)
     """By dataset."""
     progress: dict[str, dict[Reader, Progress]] = dataclasses.field(default_factory=dict)
@@ -61,6 +57,6 @@ class DataRequests:
         """Forget the readers of all other groups: they have ended."""
         for key in [one for one in self.openings if one[1] not in groups]:
             del self.openings[key]
-        for asked in self.asked.values():
-            for reader in [one for one in asked if one.group not in groups]:
-                del asked[reader]
+        for readers in (*self.asked.values(), *self.nodes.values()):
+            for reader in [one for one in readers if one.group not in groups]:
+                del readers[reader]

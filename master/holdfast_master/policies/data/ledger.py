@@ -19,7 +19,7 @@ from holdfast_wire import messages as wire
 
 KEPT_CHANGES: Final = 200_000
 """Changes that are kept for a way back, of all replicas together: with 10,000 readers that report
-each 10 s, three minutes. A restore to an older step goes back as far as they reach."""
+each 30 s, ten minutes. A restore to an older step goes back as far as they reach."""
 
 
 class Group(NamedTuple):
@@ -89,7 +89,8 @@ class Ledger:
     @property
     def left(self) -> int:
         """Shards that can be leased: of an endless dataset those of one epoch."""
-        return len(self.returned) + (self.shards if self.end is None else self.end - self.fresh)
+        fresh = self.shards if self.end is None else max(0, self.end - self.fresh)
+        return len(self.returned) + fresh
 
     @property
     def floor(self) -> int:
@@ -213,7 +214,8 @@ class Ledger:
         self._pass(max(claim.floor for claim in given.values()))
         for claim in given.values():
             for one in claim.done:
-                for ordinal in range(one.first, one.first + one.count * one.stride, one.stride):
+                span = range(one.first, one.first + one.count * one.stride, one.stride)
+                for ordinal in self._within(span):
                     self._skip_to(ordinal + 1)
                     self.returned.pop(ordinal, None)
         for rank, claim in given.items():
@@ -239,15 +241,20 @@ class Ledger:
 
     def _pass(self, floor: int) -> None:
         """Have all shards before an ordinal be done, where none of them was leased before."""
-        self.fresh = max(self.fresh, floor)
+        self.fresh = max(self.fresh, floor if self.end is None else min(floor, self.end))
+
+    def _within(self, ordinals: Iterable[int]) -> Iterator[int]:
+        """Those of this run's epochs: the checkpoint may be of one that had more."""
+        return (one for one in ordinals if self.end is None or one < self.end)
 
     def _hold(self, reader: Reader, held: Iterable[wire.ShardPosition]) -> None:
         """Lease shards to the reader that had them when it saved, from where it was."""
         leases = self.open.setdefault(reader, {})
-        for one in held:
-            self._skip_to(one.ordinal + 1)
-            if self.returned.pop(one.ordinal, None) is not None:
-                leases[one.ordinal] = one.position
+        places = {one.ordinal: one.position for one in held}
+        for ordinal in self._within(places):
+            self._skip_to(ordinal + 1)
+            if self.returned.pop(ordinal, None) is not None:
+                leases[ordinal] = places[ordinal]
 
     # --------------------------------------------------------------------------------- copies
 

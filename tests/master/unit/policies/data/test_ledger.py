@@ -216,6 +216,18 @@ def test_shards_of_a_claimed_floor_are_not_read_again() -> None:
     assert sorted(made.returned) == [30, 31, 33, 34, 35]
 
 
+def test_a_run_with_fewer_epochs_than_its_checkpoint_had_read_is_over() -> None:
+    """Nobody trains on an epoch behind the last one, or waits for an end that is never told."""
+    made = ledger(shards=10, epochs=2)
+    claim = ReaderClaim(step=9, floor=30, done=(span(31, 2),), held=(held(34, 2),))
+    made.begin(NEXT, {0: claim, 1: ReaderClaim(step=9, held=(held(19, 1),))})
+    assert made.left == 0
+    assert made.fresh == 20
+    assert not made.returned
+    assert not made.held(Reader(NEXT, 0))
+    assert lease(made, Reader(NEXT, 1)) == []
+
+
 def test_the_floor_is_the_first_shard_that_is_not_done() -> None:
     """Open and returned ones hold it."""
     made = begun(shards=100)
