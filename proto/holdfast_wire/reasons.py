@@ -177,6 +177,8 @@ class EventReason:
     """That step is on storage."""
     CHECKPOINT_NOT_RESCUED: Final = "CheckpointNotRescued"
     """Steps that only memory had are lost, with the reason."""
+    SHARDS_NOT_READ: Final = "ShardsNotRead"
+    """The job succeeded, and shards of a dataset that replicas had begun or lost were not read."""
     STEPS_NOT_SAVED: Final = "StepsNotSaved"
     """A script with a Checkpointer ended well after steps that no checkpoint has."""
     COMMIT_HANGS: Final = "CommitHangs"

@@ -408,6 +408,43 @@ def is_forwarded(master: Master, step: int) -> bool:
     return all(one._step == step and not one.waits for one in states)
 
 
+def test_what_a_replica_read_for_its_first_step_is_not_committed_before_it(
+    master: Master, rank: Any
+) -> None:
+    """A request goes out within that step: if it is never made, others read the shards."""
+    rank(0, 1, 1, master.path, replica=4)
+    shards = ShardReader(NAMES, read, seed=None)
+    take(shards, 4)  # all of the first shard, and of the second one
+    shards.close()
+    wait(master, lambda: not master.relay._processes)
+    ledger = master.ledger
+    assert ledger is not None
+    held = ledger.held(Reader(Group(0, 1), 0))
+    assert {0: held.get(0), 1: held.get(1)} == {0: 0, 1: 0}
+
+
+def test_a_reader_at_the_end_reads_what_is_returned_later(
+    master: Master, rank: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that held the last shards may be lost after the others were told of the end."""
+    first, second = readers(rank, 2, path=master.path)
+    records = begun([first, second], 1)
+    lost = [one for one in records if one.shard == records[1].shard]
+    records = [records[0], *take(first, 1000)]
+    assert take(first, 1) == []
+    ledger = master.ledger
+    assert ledger is not None
+    master.on_loop(lambda: ledger.keep_only(set()))
+    asked = ledger.asked.copy()
+    assert take(first, 1) == [], "it asks from time to time alone"
+    assert ledger.asked == asked
+    ledger.groups[Group(0, 1)] = 2
+    monkeypatch.setattr(first, "_again_at", 0.0)
+    records += take(first, 1000)
+    assert lost[0] in records
+    once(records)
+
+
 def wait(master: Master, true: Any) -> None:
     """Wait until something holds on the agent's loop."""
     for _ in range(2000):

@@ -237,3 +237,17 @@ def flush(job: JobContext) -> None:
         )
         job.out.record(fact)
         job.data.floors[name] = (ledger.floor, ledger.newest) if ledger.newest else (0, 0)
+
+
+def report_unread(job: JobContext) -> None:
+    """Say at the end of a job what nobody was left to read."""
+    flush(job)
+    for name, ledger in sorted(job.state.ledgers.items()):
+        if ledger.unread:
+            left = counted(ledger.unread, "shard")
+            text = (
+                f"the job ended, and no reader has committed all of {left} of dataset "
+                f"{short(name)}: the last ones had ended, or were lost, when nobody else could "
+                "read them; a job that goes on from the checkpoint does"
+            )
+            job.out.warn(EventReason.SHARDS_NOT_READ, text)

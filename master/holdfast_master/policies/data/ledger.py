@@ -93,6 +93,17 @@ class Ledger:
         return len(self.returned) + fresh
 
     @property
+    def unread(self) -> int:
+        """Shards that replicas leave, once all were leased.
+
+        At its end a replica has told what it has done. What a world has open may have been read.
+        """
+        if self.end is None or self.fresh < self.end:
+            return 0
+        held = (len(leases) for reader, leases in self.open.items() if reader.group.replica)
+        return len(self.returned) + sum(held)
+
+    @property
     def floor(self) -> int:
         """First ordinal that is not done: by the newest step all before it are."""
         held = (ordinal for leases in self.open.values() for ordinal in leases)

@@ -278,3 +278,34 @@ def test_the_end_is_told_when_nothing_is_left() -> None:
     assert not ask(job, 1, wanted=1).ended
     assert ask(job, 0, request=2).ended
     assert ask(job, 1, request=2).ended
+
+
+def test_a_job_that_succeeds_without_some_shards_says_so() -> None:
+    """A replica was told of the end, ended, and the one with the last shard is lost after it."""
+    job = replicated(2)
+    for rank in range(2):
+        open_reader(job, rank, readers=1, reader=0, shards=2)
+        assert ordinals(ask(job, rank, wanted=1, reader=0)) == [rank]
+    progress(job, 0, 6, {}, 0)
+    assert ask(job, 0, request=2, reader=0).ended
+    progress(job, 1, 6, {1: 4})
+    for rank in range(2):
+        job.agents[rank].workers.exit(0, 0)
+    job.run(60.0)
+    assert job.is_in("SUCCEEDED"), job.tale()
+    (text,) = job.texts(EventReason.SHARDS_NOT_READ)
+    assert "1 shard of dataset d" in text
+
+
+def test_a_job_that_has_read_all_shards_says_nothing() -> None:
+    """Also where the last of them were not written down yet."""
+    job = replicated(2)
+    for rank in range(2):
+        open_reader(job, rank, readers=1, reader=0, shards=2)
+        assert ordinals(ask(job, rank, wanted=1, reader=0)) == [rank]
+        progress(job, rank, 6, {}, rank)
+    for rank in range(2):
+        job.agents[rank].workers.exit(0, 0)
+    job.run(60.0)
+    assert job.is_in("SUCCEEDED"), job.tale()
+    assert not job.texts(EventReason.SHARDS_NOT_READ)
