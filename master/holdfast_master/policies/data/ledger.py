@@ -19,7 +19,8 @@ from holdfast_wire import messages as wire
 
 KEPT_CHANGES: Final = 200_000
 """Changes that are kept for a way back, of all replicas together: with 10,000 readers that report
-each 30 s, ten minutes. A restore to an older step goes back as far as they reach."""
+each 30 s, ten minutes. A restore to an older step has what its checkpoint says alone."""
+_READ_AGAIN: Final = "what other replicas than the one that saved had read is read again"
 
 
 class Group(NamedTuple):
@@ -222,15 +223,14 @@ class Ledger:
         self.keep_only({group})
         step = max(claim.step for claim in given.values())
         lost = self._go_back(step) if group.replica else self._forget_all()
-        self._pass(max(claim.floor for claim in given.values()))
-        for claim in given.values():
+        self._pass(step, max(claim.floor for claim in given.values()))
+        for rank, claim in given.items():
             for one in claim.done:
                 span = range(one.first, one.first + one.count * one.stride, one.stride)
                 for ordinal in self._within(span):
-                    self._skip_to(ordinal + 1)
-                    self.returned.pop(ordinal, None)
+                    self._claim(Reader(group, rank), step, ordinal)
         for rank, claim in given.items():
-            self._hold(Reader(group, rank), claim.held)
+            self._hold(Reader(group, rank), step, claim.held)
         self.newest = step
         return lost
 
@@ -242,29 +242,39 @@ class Ledger:
 
     def _go_back(self, step: int) -> str:
         """Undo the progress of all replicas after a step; their leases are returned already."""
+        if step < self.forgotten:
+            lost = f"changes before step {self.forgotten} are not kept any more: {_READ_AGAIN}"
+            return self._forget_all() or lost
         for change in reversed(self.changes):  # unlike readers report a step at unlike times
             if change.step > step:
                 self.returned[change.ordinal] = change.position
         self.changes = [change for change in self.changes if change.step <= step]
-        if step >= self.forgotten:
-            return ""
-        return f"changes before step {self.forgotten} are not kept any more"
+        return ""
 
-    def _pass(self, floor: int) -> None:
+    def _pass(self, step: int, floor: int) -> None:
         """Have all shards before an ordinal be done, where none of them was leased before."""
+        if floor > self.fresh:
+            self.forgotten = max(self.forgotten, step)  # another job knew when they were done
         self.fresh = max(self.fresh, floor if self.end is None else min(floor, self.end))
+
+    def _claim(self, reader: Reader, step: int, ordinal: int) -> bool:
+        """Take a shard that a claim has out of those that wait; the way back has it as a change."""
+        self._skip_to(ordinal + 1)
+        position = self.returned.pop(ordinal, None)
+        if position is not None and reader.group.replica:
+            self.changes.append(CommittedChange(step, ordinal, position))
+        return position is not None
 
     def _within(self, ordinals: Iterable[int]) -> Iterator[int]:
         """Those of this run's epochs: the checkpoint may be of one that had more."""
         return (one for one in ordinals if self.end is None or one < self.end)
 
-    def _hold(self, reader: Reader, held: Iterable[wire.ShardPosition]) -> None:
+    def _hold(self, reader: Reader, step: int, held: Iterable[wire.ShardPosition]) -> None:
         """Lease shards to the reader that had them when it saved, from where it was."""
         leases = self.open.setdefault(reader, {})
         places = {one.ordinal: one.position for one in held}
         for ordinal in self._within(places):
-            self._skip_to(ordinal + 1)
-            if self.returned.pop(ordinal, None) is not None:
+            if self._claim(reader, step, ordinal):
                 leases[ordinal] = places[ordinal]
 
     # --------------------------------------------------------------------------------- copies
