@@ -51,6 +51,8 @@ class Rank:
         self.shards._source = self
         self.answered: ShardsLeased | None = None
         self.request = 1
+        self.contact = training.contacts
+        """The contact with a master that its newest answer came by."""
         training.hear(self, self.opened)
 
     def open(self, opened: ReaderOpened) -> None:
@@ -69,6 +71,7 @@ class Rank:
     def take(self, leased: ShardsLeased) -> None:
         """Take the master's answer."""
         self.relayed.leased(leased)
+        self.contact = self.training.contacts
         if leased.request == self.request:
             self.answered = leased
 
@@ -103,6 +106,7 @@ class Training:
         self.floor = (0, 0)
         self.away = False
         """The master hears nothing."""
+        self.contacts = 0
         self.now = self.flushed = 0.0
         self.groups: dict[Group, list[Rank]] = {}
         self.taken: list[Taken] = []
@@ -161,6 +165,7 @@ class Training:
     def back(self) -> None:
         """Have the agents reach a master again, be it the same one or another."""
         self.away = False
+        self.contacts += 1
         for rank in self.ranks:
             for message in rank.relayed.again(self.now):
                 self.hear(rank, message)
@@ -198,7 +203,7 @@ class Training:
     def train(self, *, loses: bool = False) -> None:
         """Make a step: each reader takes some records and commits them, unless it is lost in it."""
         self.step += 1
-        self.now += self.draw.uniform(1.0, 40.0)
+        self.now += self.draw.uniform(1.0, 40.0) * (5 if self.away else 1)
         for rank in self.ranks:
             begins = not rank.shards._request  # before that its state is the one it was given
             for _ in range(max(begins, self.draw.randrange(5))):
@@ -206,7 +211,7 @@ class Training:
                 if record is not None:
                     ordinal = record.epoch * len(self.sizes) + int(record.shard)
                     self.taken.append(Taken(self.step, rank.reader, ordinal, record.position))
-        if loses and len(self.groups) > 1:
+        if loses and len(self.groups) > 1 and not self.away:
             self.lose_one()
         for rank in self.ranks:
             rank.shards.commit(self.step)
@@ -221,9 +226,13 @@ class Training:
             self.flush()
 
     def lose_one(self) -> None:
-        """Lose a replica within a step, beside another one: its committed records count."""
-        self.back()
+        """Lose a replica within a step, beside another one: its committed records count.
+
+        An answer since the master came back has told its agent what no master had heard.
+        """
         gone = self.draw.choice(list(self.groups))
+        if any(rank.contact < self.contacts for rank in self.groups[gone]):
+            return
         lost = self.groups.pop(gone)
         for rank in lost:
             rank.forward()
