@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from typing import Any
 
 from holdfast_master.policies.data.ledger import Group, Reader
 from holdfast_wire import messages as wire
@@ -57,6 +58,12 @@ class DataRequests:
         """Forget the readers of all other groups: they have ended."""
         for key in [one for one in self.openings if one[1] not in groups]:
             del self.openings[key]
-        for readers in (*self.asked.values(), *self.nodes.values()):
-            for reader in [one for one in readers if one.group not in groups]:
-                del readers[reader]
+        for asked in self.asked.values():
+            _drop_others(asked, groups)
+        for nodes in self.nodes.values():
+            _drop_others(nodes, groups)
+
+
+def _drop_others(readers: dict[Reader, Any], groups: Collection[Group]) -> None:
+    for reader in [one for one in readers if one.group not in groups]:
+        del readers[reader]
