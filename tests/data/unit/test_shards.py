@@ -249,6 +249,16 @@ def test_a_checkpoint_of_another_list_is_refused(rank: Any) -> None:
         ShardReader(NAMES, read, seed=8).load_state_dict(state)
 
 
+def test_fewer_epochs_than_the_checkpoint_had_read_are_over_at_once(rank: Any) -> None:
+    """Without an agent, too: the shard that it had begun is behind the last epoch."""
+    rank(0, 1)
+    first = ShardReader(NAMES, read, epochs=2)
+    take(first, sum(SIZES) + 2)
+    again = ShardReader(NAMES, read, epochs=1)
+    again.load_state_dict(first.state_dict())
+    assert take(again, 1) == []
+
+
 def test_a_state_is_loaded_before_the_first_record(rank: Any) -> None:
     """Afterwards it would be mixed with what was read."""
     rank(0, 1)
