@@ -106,6 +106,7 @@ def test_each_record_is_read_once_though_agents_are_killed(
 ) -> None:
     """At drawn instants, three times: worlds of other sizes go on from the step that was saved."""
     seed = random.randrange(10_000)
+    print(f"seed {seed}")
     luck = random.Random(seed)
     job = start(start_job, tmp_path, replicas=3)
     job.wait_step(3)
@@ -124,6 +125,7 @@ def test_each_record_is_read_once_though_agents_are_killed(
 def test_a_killed_master_leases_no_shard_twice(start_job: StartJob, tmp_path: Path) -> None:
     """Twice, at drawn instants: its successor has the journal, and no process begins again."""
     seed = random.randrange(10_000)
+    print(f"seed {seed}")
     luck = random.Random(seed)
     job = start(start_job, tmp_path, replicas=2)
     job.wait_step(3)

@@ -14,6 +14,7 @@ import pytest
 from holdfast.data.shard_link import AgentSource, ShardError
 from holdfast.data.shard_state import DoneShards, of_plain
 from holdfast.data.shards import ShardReader, ShardRecord
+from holdfast_agent.workers import shard_relay
 from holdfast_agent.workers.shard_relay import ShardRelay
 from holdfast_master.policies.data import ledger as policy
 from holdfast_master.policies.data.ledger import Group, Ledger, Reader
@@ -248,6 +249,16 @@ def test_a_checkpoint_of_another_list_is_refused(rank: Any) -> None:
         ShardReader(NAMES, read, seed=8).load_state_dict(state)
 
 
+def test_fewer_epochs_than_the_checkpoint_had_read_are_over_at_once(rank: Any) -> None:
+    """Without an agent, too: the shard that it had begun is behind the last epoch."""
+    rank(0, 1)
+    first = ShardReader(NAMES, read, epochs=2)
+    take(first, sum(SIZES) + 2)
+    again = ShardReader(NAMES, read, epochs=1)
+    again.load_state_dict(first.state_dict())
+    assert take(again, 1) == []
+
+
 def test_a_state_is_loaded_before_the_first_record(rank: Any) -> None:
     """Afterwards it would be mixed with what was read."""
     rank(0, 1)
@@ -355,6 +366,93 @@ def test_what_a_replica_has_committed_outlives_it(master: Master, rank: Any) -> 
     shards.close()
     wait(master, lambda: ledger.newest == 2)
     assert min(ledger.open[reader].items()) == (2, 2)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["open", "ended"])
+def test_a_second_reader_of_one_name_is_refused(master: Master, rank: Any, *, ends: bool) -> None:
+    """It would read the first one's shards in its own list, or, in the next epoch, nothing."""
+    first = readers(rank, 1, path=master.path)[0]
+    take(first, 2)
+    if ends:
+        first.close()
+        wait(master, lambda: not master.relay._processes)
+    second = readers(rank, 1, path=master.path)[0]
+    with pytest.raises(ShardError, match="reader 0 of dataset data was opened before in round 1"):
+        next(second)
+    if not ends:
+        assert len(take(first, 100)) == sum(SIZES) - 2
+
+
+def test_shards_done_during_minutes_without_a_master_are_told_to_the_next_one(
+    master: Master, rank: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their reports were dropped: they would be leased again if this replica is lost later."""
+    monkeypatch.setattr(shard_relay, "UNSURE_SECONDS", 0.0)
+    monkeypatch.setattr(shard_relay, "FORWARD_SECONDS", 0.01)
+    rank(0, 1, 1, master.path, replica=4)
+    shards = ShardReader(NAMES, read, seed=None)
+    take(shards, 2)
+    shards.commit(1)
+    master.on_loop(lambda: setattr(master, "away", True))
+    take(shards, 2)  # the end of the first shard, and the second
+    for step in (2, 3):  # the second report finds the first one too old to be made again
+        shards.commit(step)
+        wait(master, lambda: is_forwarded(master, step))  # noqa: B023
+    ledger = master.ledger
+    assert ledger is not None
+    assert 0 in ledger.held(Reader(Group(0, 1), 0))
+
+    def back() -> None:
+        master.away = False
+        master.relay.restate()
+
+    master.on_loop(back)
+    assert take(shards, 2)
+    wait(master, lambda: 0 not in ledger.held(Reader(Group(0, 1), 0)))
+
+
+def is_forwarded(master: Master, step: int) -> bool:
+    """Whether the agent has reported all that was committed with a step."""
+    processes = master.relay._processes.values()
+    states = [one.state for process in processes for one in process.readers.values()]
+    return all(one._step == step and not one.waits for one in states)
+
+
+def test_what_a_replica_read_for_its_first_step_is_not_committed_before_it(
+    master: Master, rank: Any
+) -> None:
+    """A request goes out within that step: if it is never made, others read the shards."""
+    rank(0, 1, 1, master.path, replica=4)
+    shards = ShardReader(NAMES, read, seed=None)
+    take(shards, 4)  # all of the first shard, and of the second one
+    shards.close()
+    wait(master, lambda: not master.relay._processes)
+    ledger = master.ledger
+    assert ledger is not None
+    held = ledger.held(Reader(Group(0, 1), 0))
+    assert {0: held.get(0), 1: held.get(1)} == {0: 0, 1: 0}
+
+
+def test_a_reader_at_the_end_reads_what_is_returned_later(
+    master: Master, rank: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that held the last shards may be lost after the others were told of the end."""
+    first, second = readers(rank, 2, path=master.path)
+    records = begun([first, second], 1)
+    lost = [one for one in records if one.shard == records[1].shard]
+    records = [records[0], *take(first, 1000)]
+    assert take(first, 1) == []
+    ledger = master.ledger
+    assert ledger is not None
+    master.on_loop(lambda: ledger.keep_only(set()))
+    asked = ledger.asked.copy()
+    assert take(first, 1) == [], "it asks from time to time alone"
+    assert ledger.asked == asked
+    ledger.groups[Group(0, 1)] = 2
+    monkeypatch.setattr(first, "_again_at", 0.0)
+    records += take(first, 1000)
+    assert lost[0] in records
+    once(records)
 
 
 def wait(master: Master, true: Any) -> None:

@@ -133,7 +133,8 @@ class StaticSource:
         state: of a checkpoint, with the shards that this reader has left; None: from the beginning.
         """
         self._rank, self._world, self._end = rank, world, end
-        self.own = dict(state.own or {}) if state is not None else {}
+        own = state.own or {} if state is not None else {}
+        self.own = {one: at for one, at in own.items() if end is None or one < end}
         """Shards that are left of before, with the next record of each."""
         self.fresh = rank if state is None else state.fresh
         """First of the shards that were never leased."""

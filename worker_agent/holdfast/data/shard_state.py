@@ -73,6 +73,8 @@ class ReaderState:
     done: tuple[ShardRange, ...] = ()
     held: Mapping[int, int] = dataclasses.field(default_factory=dict)
     """Ordinals that it had begun or leased, with the next record of each."""
+    number: int = 0
+    """The reader's, from 0."""
     world: int = 1
     """Number of readers."""
     own: Mapping[int, int] | None = None
@@ -95,6 +97,7 @@ class ReaderState:
             "floor": self.floor,
             "done": [[one.first, one.count, one.stride] for one in self.done],
             "held": [[ordinal, position] for ordinal, position in self.held.items()],
+            "number": self.number,
             "world": self.world,
             "own": None if self.own is None else [[one, at] for one, at in self.own.items()],
             "fresh": self.fresh,
@@ -172,10 +175,16 @@ def reshard(states: Sequence[ReaderState], rank: int, world: int) -> ReaderState
     With an agent the new readers together claim what the old ones did. Without one each knows from
     all states what is left, and takes its share of it.
     """
-    share = states[rank::world]
+    share = [one for one in states if one.number % world == rank]
     floor = max(one.floor for one in states)
     done = {ordinal for one in states for ordinal in DoneShards(one.done)}
-    held = {ordinal: at for one in states for ordinal, at in one.held.items()}
+    # A rank that does not read may have a state of before, beside the reader that went on from it.
+    farthest = dict[int, tuple[int, int]]()
+    for one in states:
+        for ordinal in one.held.keys() - done:
+            at = (one.held[ordinal], one.number)
+            farthest[ordinal] = max(farthest.get(ordinal, at), at)
+    held = {ordinal: at for ordinal, (at, _) in farthest.items()}
     frontier = max([floor, *(ordinal + 1 for ordinal in (*done, *held))])
     left = [one for one in range(floor, frontier) if one not in done]
     own = {ordinal: held.get(ordinal, 0) for ordinal in left[rank::world]}
@@ -184,7 +193,8 @@ def reshard(states: Sequence[ReaderState], rank: int, world: int) -> ReaderState
         step=max(one.step for one in states),
         floor=floor,
         done=tuple(each for one in share for each in one.done),
-        held={ordinal: at for one in share for ordinal, at in one.held.items()},
+        held={one: at for one, (at, number) in farthest.items() if number % world == rank},
+        number=rank,
         world=world,
         own=own,
         fresh=frontier + (rank - frontier) % world,

@@ -5,8 +5,8 @@ shards = ShardReader(sorted(glob("/data/*.tar")), read=records_of, name="train",
 flash = holdfast.Checkpointer("/shared/run", model=model, optimizer=optimizer,
                               per_rank={"shards": shards})
 step = flash.load()
-for batch in itertools.batched(shards, 32):
-    train(record.value for record in batch)
+while batch := [record.value for record in itertools.islice(shards, 32)]:
+    train(batch)
     step += 1
     shards.commit(step)
     flash.step(step)
@@ -47,6 +47,9 @@ FIRST_AHEAD: Final = 2
 """Shards that are asked for while nobody knows how long one takes."""
 MOST_AHEAD: Final = 64
 """Shards that are asked for at once."""
+AGAIN_SECONDS: Final = 20.0
+"""A reader that found nothing left asks again after this time, if its loop goes on: what a lost
+replica held may have come back."""
 
 
 class ShardRecord(NamedTuple, Generic[T]):
@@ -99,7 +102,7 @@ class ShardReader(Generic[T]):
                 was not reported may be.
             place: Number of this reader among so many, where not all ranks read, as under tensor
                 parallelism; None: all do, and it is the rank among the world's. In a world of
-                another size a checkpoint deals its states out by rank.
+                another size a checkpoint deals its states out by it.
             record: Folder, shared by all ranks, that `commit` writes the places of records into;
                 `holdfast samples` counts them. "": none.
 
@@ -120,8 +123,8 @@ class ShardReader(Generic[T]):
         self._digest = _digest(self._shards, seed)
         self._process = os.getpid()
         self._source: ShardSource | None = None
-        self._commits = self._over = False
-        """The script says which steps its records are part of; nothing is left to read."""
+        self._commits, self._again_at = False, 0.0
+        """The script says which steps its records are part of; when it may ask after the end."""
         self._order = (-1, tuple[int, ...]())
         """An epoch, and its shards in order."""
         self._records: Iterator[T] | None = None
@@ -146,12 +149,11 @@ class ShardReader(Generic[T]):
         """Return the next record.
 
         Raises:
-            StopIteration: nothing is left for this rank.
+            StopIteration: nothing is left for this rank, unless a replica is lost later.
             ShardError: no shard can be leased.
         """
         while True:
-            if self._over or (self._records is None and not self._begin()):
-                self._over = True
+            if self._records is None and not self._begin():
                 raise StopIteration
             held = self._progress.held
             ordinal, position = next(iter(held.items()))
@@ -213,7 +215,9 @@ class ShardReader(Generic[T]):
     # --- leasing ----------------------------------------------------------------------------------
 
     def _take(self) -> bool:
-        """Wait for shards; False: nothing is left."""
+        """Wait for shards; False: nothing is left, for now."""
+        if time.monotonic() < self._again_at:
+            return False
         ahead = self._awaited
         if not self._awaited:
             self._ask()
@@ -223,6 +227,7 @@ class ShardReader(Generic[T]):
             # It was said while this shard was read: others may have lost theirs since.
             self._ask()
             self._hear(self._open().answer())
+        self._again_at = 0.0 if held else time.monotonic() + AGAIN_SECONDS
         return bool(held)
 
     def _ask(self) -> None:
@@ -294,7 +299,9 @@ class ShardReader(Generic[T]):
 
     def _report(self, wanted: int) -> ReaderReport:
         progress = self._progress
-        if not (self._checkpointed and self._commits and self._agent):
+        # A replica may be lost beside others before its first commit: what it read then is theirs.
+        commits = self._commits or self._replica
+        if not (self._checkpointed and commits and self._agent):
             progress.commit(progress.step)
         places, done = progress.report()
         return ReaderReport(
@@ -323,6 +330,7 @@ class ShardReader(Generic[T]):
             floor=progress.floor,
             done=progress.done.ranges,
             held=held,
+            number=self._rank,
             world=self._world,
             own=held if static is not None else None,
             fresh=static.fresh if static is not None else 0,
@@ -333,8 +341,9 @@ class ShardReader(Generic[T]):
         """Go on where a checkpoint was; before the first record.
 
         Raises:
-            ShardError: the state is of another list of shards, or reading has begun, or it was
-                saved under an agent by several ranks, and there is none now.
+            ShardError: the state is of another list of shards, or of another number of readers, or
+                reading has begun, or it was saved under an agent by several ranks, and there is
+                none now.
         """
         given = shard_state.of_plain(state)
         if self._request:
@@ -343,6 +352,11 @@ class ShardReader(Generic[T]):
             raise ShardError(
                 f"dataset {self._name}: the checkpoint is of another list of shards, or another "
                 "seed; give the reader another name to begin it anew"
+            )
+        if given.world != self._world:
+            raise ShardError(
+                f"dataset {self._name}: the state is of one of {given.world} readers, and this is "
+                f"one of {self._world}: give `reshard` the states of all, and load what it returns"
             )
         if not self._agent and given.own is None:
             if given.world > 1:
@@ -354,10 +368,19 @@ class ShardReader(Generic[T]):
         self._state, self._source = given, None
         self._progress.begin_from(given)
 
-    def reshard(self, states: Sequence[Mapping[str, Any]], rank: int, world: int) -> dict[str, Any]:
-        """Deal the states of a world of another size out; the checkpoint calls it."""
+    def fits_state(self, state: Mapping[str, Any]) -> bool:
+        """Whether a state is of this reader, by number and count; else the checkpoint reshards."""
+        given = shard_state.of_plain(state)
+        return (given.number, given.world) == (self._rank, self._world)
+
+    def reshard(self, states: Sequence[Mapping[str, Any]], *_: int) -> dict[str, Any]:
+        """Deal states of other readers out, by this one's place; the checkpoint calls it.
+
+        Args:
+            states: Of all ranks that had a reader.
+        """
         given = [shard_state.of_plain(one) for one in states]
-        return shard_state.reshard(given, rank, world).as_plain()
+        return shard_state.reshard(given, self._rank, self._world).as_plain()
 
     def close(self) -> None:
         """End the connection to the agent."""

@@ -33,6 +33,10 @@ lost with its agent."""
 UNSURE_SECONDS: Final = 120.0
 """For so long a shard that is done may not be in the journal: its report waits for others of the
 same minute, and is made again to a new master."""
+_OPENED_BEFORE: Final = (
+    "reader {rank} of dataset {name} was opened before in round {round}: give each ShardReader of "
+    "a script a `name` of its own, all epochs to one, and each rank that reads its own `place`"
+)
 Report = Callable[[Any, int], None]
 """Sends a message about a round to the master: (message, round)."""
 
@@ -88,9 +92,13 @@ class RelayedReader:
         """Take what it was leased."""
         if not self._begun:
             self._held = {}  # what it claimed is void where others train on
+        told = {*self._unsent, *(ordinal for _, ordinal in self._sent)}
         for one in leased.held:
             if one.ordinal not in self._done:
                 self._held.setdefault(one.ordinal, one.position)
+            elif self._begun and one.ordinal not in told:  # said while no master listened
+                self._unsent.append(one.ordinal)
+                self.waits = True
         self._begun = True
         if leased.floor_step and leased.floor_step <= self._step:
             self._floor = max(self._floor, leased.floor)
@@ -124,6 +132,8 @@ class ShardRelay:
         self._listener: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._processes = dict[socket.socket, RelayedProcess]()
+        self._opened = set[tuple[int, str, int]]()
+        """Round, dataset and rank of all readers of the newest round, also of those that ended."""
 
     def begin(self) -> dict[str, str]:
         """Listen; return the variable by which ranks find the socket. Needs the event loop."""
@@ -140,7 +150,10 @@ class ShardRelay:
                 reader = process.readers[leased.dataset]
                 if reader.rank != leased.rank:
                     continue
-                reader.state.leased(leased)
+                if not leased.refused:
+                    reader.state.leased(leased)
+                if reader.state.waits:
+                    self._forward_soon()
                 self._send(sock, leased)
 
     def restate(self) -> None:
@@ -195,7 +208,7 @@ class ShardRelay:
                 body, found = datagrams.receive(sock)
                 if found:
                     raise DatagramError("a reader sends no descriptors")
-                self._take(self._processes[sock], datagrams.decode(body, _KINDS))
+                self._take(sock, datagrams.decode(body, _KINDS))
         except BlockingIOError:
             return
         except (EOFError, OSError):
@@ -204,13 +217,13 @@ class ShardRelay:
             log.warning("a reader of shards is dropped: %s", error)
             self._drop(sock)
 
-    def _take(self, process: RelayedProcess, message: object) -> None:
+    def _take(self, sock: socket.socket, message: object) -> None:
+        process = self._processes[sock]
         match message:
             case ReaderHello():
                 process.round = message.round
             case ReaderOpened():
-                process.readers[message.dataset] = _Reader(message.rank, RelayedReader(message))
-                self._report(message, process.round)
+                self._open(sock, message)
             case ReaderReport():
                 reader = process.readers.get(message.dataset)
                 if reader is None:
@@ -220,6 +233,18 @@ class ShardRelay:
                     self._forward_soon()
                 else:
                     self._report(news, process.round)
+
+    def _open(self, sock: socket.socket, opened: ReaderOpened) -> None:
+        """Pass a reader's first words on, unless it would take an earlier one's leases."""
+        process, name, rank = self._processes[sock], opened.dataset, opened.rank
+        key = (process.round, name, rank)
+        if key in self._opened:
+            refused = _OPENED_BEFORE.format(rank=rank, name=name, round=process.round)
+            self._send(sock, ShardsLeased(dataset=name, rank=rank, refused=refused))
+            return
+        self._opened = {one for one in self._opened if one[0] >= process.round} | {key}
+        process.readers[name] = _Reader(rank, RelayedReader(opened))
+        self._report(opened, process.round)
 
     def _send(self, sock: socket.socket, leased: ShardsLeased) -> None:
         try:

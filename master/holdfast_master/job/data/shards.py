@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.data import Asked, Opening, Progress
+from holdfast_master.job.state.data import Asked, Progress
 from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import short
+from holdfast_master.policies.data import claims
 from holdfast_master.policies.data import ledger as policy
 from holdfast_master.policies.data.ledger import Group, Ledger, Reader
 from holdfast_master.policies.quantities import counted
@@ -25,6 +26,10 @@ GATHER_SECONDS: Final = 0.1
 """Requests of so long become one record, s: readers ask while they still have shards."""
 COMMIT_SECONDS: Final = 60.0
 """Between two records of progress, s: what is read twice if a master and a replica end at once."""
+_OF_ONE_REPLICA: Final = (
+    "the checkpoint says what one replica had read, and this job has no ledger of the others: what "
+    "they had read since the floor of that step is read again"
+)
 
 
 def opened(job: JobContext, node: Node, number: int, message: wire.ReaderOpened) -> None:
@@ -32,24 +37,39 @@ def opened(job: JobContext, node: Node, number: int, message: wire.ReaderOpened)
     group = _group(job, node, number)
     if group is None or not message.dataset or not message.shards:
         return
-    known = job.state.ledgers.get(message.dataset)
-    if known is not None and group in known.groups:  # said again to a new master
-        _note_asked(job, node, Reader(group, message.rank), message, request=1)
-        return
-    problem = _mismatch(known, message) if known is not None and known.groups else ""
-    key = (message.dataset, group)
-    openings = job.data.openings.setdefault(key, {})
-    first = next(iter(openings.values()), None)
-    if first is not None:
-        problem = problem or _mismatch(first.message, message)
+    problem = _problem(job, node, group, message)
     if problem:
         _refuse(job, node, number, message, problem)
         return
-    openings[message.rank] = Opening(node.rank, message)
-    _note_asked(job, node, Reader(group, message.rank), message, request=1)
+    reader = Reader(group, message.rank)
+    job.data.nodes.setdefault(message.dataset, {})[reader] = node.rank
+    _note_asked(job, node, reader, message, request=1)
+    known, key = job.state.ledgers.get(message.dataset), (message.dataset, group)
+    if known is not None and group in known.groups:  # said again to a new master
+        return
+    openings = job.data.openings.setdefault(key, {})
+    openings[message.rank] = message
     if len(openings) >= message.readers:
         del job.data.openings[key]
-        _begin(job, group, {rank: one.message for rank, one in sorted(openings.items())})
+        _begin(job, group, dict(sorted(openings.items())))
+
+
+def _problem(job: JobContext, node: Node, group: Group, message: wire.ReaderOpened) -> str:
+    """Why a reader is leased nothing; empty: it is leased what it asks for."""
+    name, known = message.dataset, job.state.ledgers.get(message.dataset)
+    found = claims.problem(message)
+    if known is not None and known.groups:
+        found = found or _mismatch(known, message)
+        found = found or _miscount(known.groups.get(group, message.readers), message)
+    first = next(iter(job.data.openings.get((name, group), {}).values()), None)
+    if first is not None:
+        found = found or _mismatch(first, message) or _miscount(first.readers, message)
+    there = job.data.nodes.get(name, {}).get(Reader(group, message.rank), node.rank)
+    if not found and there != node.rank:
+        return (
+            f"node {there} has reader {message.rank} of dataset {name}: give each its own `place`"
+        )
+    return found
 
 
 def _group(job: JobContext, node: Node, number: int) -> Group | None:
@@ -73,6 +93,16 @@ def _mismatch(known: Ledger | wire.ReaderOpened, message: wire.ReaderOpened) -> 
     return ""
 
 
+def _miscount(readers: int, message: wire.ReaderOpened) -> str:
+    """The difference between two readers' counts of their group; empty: there is none."""
+    if readers == message.readers:
+        return ""
+    return (
+        f"other readers of dataset {message.dataset} say that {readers} read it, this one "
+        f"{message.readers}: give all the same `place` count"
+    )
+
+
 def _refuse(
     job: JobContext, node: Node, number: int, message: wire.ReaderOpened, problem: str
 ) -> None:
@@ -92,14 +122,17 @@ def _begin(job: JobContext, group: Group, opened: Mapping[int, wire.ReaderOpened
         job.out.record(wire.ReadersJoined(dataset=name, group=readers))
         return
     flush(job)
-    made = Ledger(name, message.shards, message.epochs, message.digest)
+    given = {rank: one.claim for rank, one in opened.items()}
+    step = max((claim.step for claim in given.values() if claim is not None), default=0)
+    made, lost = Ledger(name, message.shards, message.epochs, message.digest), ""
     if known is not None and not _mismatch(known, message):
         made = known.copy()
+    elif group.replica and step:
+        lost = _OF_ONE_REPLICA
     job.data.floors.pop(name, None)  # of steps that may come again
-    lost = made.begin(group, {rank: one.claim for rank, one in opened.items()})
+    lost = made.begin(group, given) or lost
     job.out.record(made.message(), durable=True)
     count = counted(len(opened), "reader")
-    step = max((one.claim.step for one in opened.values() if one.claim is not None), default=0)
     text = f"dataset {short(name)}: {count} of round {group.round} begin at step {step}"
     job.out.event(EventReason.READERS_BEGAN, text)
     if lost:
@@ -204,3 +237,17 @@ def flush(job: JobContext) -> None:
         )
         job.out.record(fact)
         job.data.floors[name] = (ledger.floor, ledger.newest) if ledger.newest else (0, 0)
+
+
+def report_unread(job: JobContext) -> None:
+    """Say at the end of a job what nobody was left to read."""
+    flush(job)
+    for name, ledger in sorted(job.state.ledgers.items()):
+        if ledger.unread:
+            left = counted(ledger.unread, "shard")
+            text = (
+                f"the job ended, and no reader has committed all of {left} of dataset "
+                f"{short(name)}: the last ones had ended, or were lost, when nobody else could "
+                "read them; a job that goes on from the checkpoint does"
+            )
+            job.out.warn(EventReason.SHARDS_NOT_READ, text)

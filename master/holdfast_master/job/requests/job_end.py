@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast_master.instructions import Finished
+from holdfast_master.job.data import shards
 from holdfast_master.job.incidents import goodput_marks, incidents
 from holdfast_master.job.nodes import liveness, replacement
 from holdfast_master.job.rescale import barrier
@@ -117,6 +118,7 @@ def conclude(job: JobContext) -> None:
     _report_unsaved(job)
     trigger = Trigger.ENDED_WELL if stop.succeeded else Trigger.ENDED_BADLY
     if stop.succeeded:
+        shards.report_unread(job)
         job.out.event(EventReason.JOB_SUCCEEDED, text)
     elif asked(stop):
         job.out.event(EventReason.JOB_STOPPED, f"{stop.reason}: {text}")

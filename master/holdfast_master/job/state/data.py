@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from typing import Any
 
 from holdfast_master.policies.data.ledger import Group, Reader
 from holdfast_wire import messages as wire
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Opening:
-    """A reader that waits for the others of its group."""
-
-    node_rank: int
-    message: wire.ReaderOpened
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,8 +41,12 @@ class Progress:
 class DataRequests:
     """Readers that wait, and their progress."""
 
-    openings: dict[tuple[str, Group], dict[int, Opening]] = dataclasses.field(default_factory=dict)
+    openings: dict[tuple[str, Group], dict[int, wire.ReaderOpened]] = dataclasses.field(
+        default_factory=dict
+    )
     """By dataset and group, and in it by rank, those of groups that are not complete."""
+    nodes: dict[str, dict[Reader, int]] = dataclasses.field(default_factory=dict)
+    """By dataset, the node rank of each reader that has opened it."""
     asked: dict[str, dict[Reader, Asked]] = dataclasses.field(default_factory=dict)
     """By dataset."""
     progress: dict[str, dict[Reader, Progress]] = dataclasses.field(default_factory=dict)
@@ -62,5 +59,11 @@ class DataRequests:
         for key in [one for one in self.openings if one[1] not in groups]:
             del self.openings[key]
         for asked in self.asked.values():
-            for reader in [one for one in asked if one.group not in groups]:
-                del asked[reader]
+            _drop_others(asked, groups)
+        for nodes in self.nodes.values():
+            _drop_others(nodes, groups)
+
+
+def _drop_others(readers: dict[Reader, Any], groups: Collection[Group]) -> None:
+    for reader in [one for one in readers if one.group not in groups]:
+        del readers[reader]

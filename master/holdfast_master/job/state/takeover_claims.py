@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 
 from holdfast_master.inputs import AgentMessage
@@ -9,8 +10,9 @@ from holdfast_wire.messages import Fence, Hello, OuterRoster, StateDigest, World
 
 Claimed = list[tuple[Hello, WorldAssignment]]
 """Nodes of a world or a replica in rank order, each with its place."""
-_HELD_LIMIT = 10_000
-"""More reports than this are not of agents in their senses."""
+_MOST_REPORTS = 100
+"""Reports for each rank of a node, some of which are of the node: an agent with more is not in its
+senses, and what it says beyond them is dropped."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Claims:
     """Events of the earlier master have numbers up to this."""
     held: list[DeferredReport] = dataclasses.field(default_factory=list)
     """Reports of claimants since their hellos, oldest first."""
+    held_of: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    """How many of them are of each node, by node rank."""
     settled: bool = False
     """It is decided what becomes of them."""
 
@@ -57,8 +61,9 @@ class Claims:
         hello = self.hellos.get(report.node_rank)
         if hello is None or hello.agent_id != report.agent_id:
             return False
-        if len(self.held) < _HELD_LIMIT:
+        if self.held_of[hello.node_rank] < _MOST_REPORTS * max(1, hello.local_world_size):
             self.held.append(report)
+            self.held_of[hello.node_rank] += 1
         return True
 
     def keep_digest(self, digest: StateDigest | None) -> None:

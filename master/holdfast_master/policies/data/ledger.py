@@ -19,7 +19,8 @@ from holdfast_wire import messages as wire
 
 KEPT_CHANGES: Final = 200_000
 """Changes that are kept for a way back, of all replicas together: with 10,000 readers that report
-each 10 s, three minutes. A restore to an older step goes back as far as they reach."""
+each 30 s, ten minutes. A restore to an older step has what its checkpoint says alone."""
+_READ_AGAIN: Final = "what other replicas than the one that saved had read is read again"
 
 
 class Group(NamedTuple):
@@ -89,7 +90,19 @@ class Ledger:
     @property
     def left(self) -> int:
         """Shards that can be leased: of an endless dataset those of one epoch."""
-        return len(self.returned) + (self.shards if self.end is None else self.end - self.fresh)
+        fresh = self.shards if self.end is None else max(0, self.end - self.fresh)
+        return len(self.returned) + fresh
+
+    @property
+    def unread(self) -> int:
+        """Shards that replicas leave, once all were leased.
+
+        At its end a replica has told what it has done. What a world has open may have been read.
+        """
+        if self.end is None or self.fresh < self.end:
+            return 0
+        held = (len(leases) for reader, leases in self.open.items() if reader.group.replica)
+        return len(self.returned) + sum(held)
 
     @property
     def floor(self) -> int:
@@ -210,14 +223,14 @@ class Ledger:
         self.keep_only({group})
         step = max(claim.step for claim in given.values())
         lost = self._go_back(step) if group.replica else self._forget_all()
-        self._pass(max(claim.floor for claim in given.values()))
-        for claim in given.values():
-            for one in claim.done:
-                for ordinal in range(one.first, one.first + one.count * one.stride, one.stride):
-                    self._skip_to(ordinal + 1)
-                    self.returned.pop(ordinal, None)
+        self._pass(step, max(claim.floor for claim in given.values()))
         for rank, claim in given.items():
-            self._hold(Reader(group, rank), claim.held)
+            for one in claim.done:
+                span = range(one.first, one.first + one.count * one.stride, one.stride)
+                for ordinal in self._within(span):
+                    self._claim(Reader(group, rank), step, ordinal)
+        for rank, claim in given.items():
+            self._hold(Reader(group, rank), step, claim.held)
         self.newest = step
         return lost
 
@@ -229,25 +242,40 @@ class Ledger:
 
     def _go_back(self, step: int) -> str:
         """Undo the progress of all replicas after a step; their leases are returned already."""
+        if step < self.forgotten:
+            lost = f"changes before step {self.forgotten} are not kept any more: {_READ_AGAIN}"
+            return self._forget_all() or lost
         for change in reversed(self.changes):  # unlike readers report a step at unlike times
             if change.step > step:
                 self.returned[change.ordinal] = change.position
         self.changes = [change for change in self.changes if change.step <= step]
-        if step >= self.forgotten:
-            return ""
-        return f"changes before step {self.forgotten} are not kept any more"
+        return ""
 
-    def _pass(self, floor: int) -> None:
+    def _pass(self, step: int, floor: int) -> None:
         """Have all shards before an ordinal be done, where none of them was leased before."""
-        self.fresh = max(self.fresh, floor)
+        if floor > self.fresh:
+            self.forgotten = max(self.forgotten, step)  # another job knew when they were done
+        self.fresh = max(self.fresh, floor if self.end is None else min(floor, self.end))
 
-    def _hold(self, reader: Reader, held: Iterable[wire.ShardPosition]) -> None:
+    def _claim(self, reader: Reader, step: int, ordinal: int) -> bool:
+        """Take a shard that a claim has out of those that wait; the way back has it as a change."""
+        self._skip_to(ordinal + 1)
+        position = self.returned.pop(ordinal, None)
+        if position is not None and reader.group.replica:
+            self.changes.append(CommittedChange(step, ordinal, position))
+        return position is not None
+
+    def _within(self, ordinals: Iterable[int]) -> Iterator[int]:
+        """Those of this run's epochs: the checkpoint may be of one that had more."""
+        return (one for one in ordinals if self.end is None or one < self.end)
+
+    def _hold(self, reader: Reader, step: int, held: Iterable[wire.ShardPosition]) -> None:
         """Lease shards to the reader that had them when it saved, from where it was."""
         leases = self.open.setdefault(reader, {})
-        for one in held:
-            self._skip_to(one.ordinal + 1)
-            if self.returned.pop(one.ordinal, None) is not None:
-                leases[one.ordinal] = one.position
+        places = {one.ordinal: one.position for one in held}
+        for ordinal in self._within(places):
+            if self._claim(reader, step, ordinal):
+                leases[ordinal] = places[ordinal]
 
     # --------------------------------------------------------------------------------- copies
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import Any
 
 import pytest
 
 from holdfast_master.instructions import Reply
-from holdfast_master.job.state.takeover_claims import Claims
+from holdfast_master.job.state.takeover_claims import Claims, DeferredReport
 from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec, started, training
 from simulation.steered.replicas import replicated, roster
@@ -416,3 +417,18 @@ def test_an_odd_roster_claims_nothing(change: dict[str, tuple[int, ...]]) -> Non
     job.run(15.0)
     assert {rank for rank in before if before[rank] != _rounds(job)[rank]} == {0}
     assert roster(job).replicas == (2, 3, 4)
+
+
+def test_each_node_has_its_share_of_the_reports_that_wait_for_an_adoption() -> None:
+    """Those of 10,000 nodes are all kept, and one that is out of its senses takes no place."""
+    claims = Claims()
+    nodes, most = range(10_000), 100
+    for rank in nodes:
+        claims.hellos[rank] = wire.Hello(node_rank=rank, agent_id="a", local_world_size=1)
+    report = DeferredReport(0, "a", None, wire.ReaderReport(dataset="d"))
+    for _ in range(2 * most):
+        assert claims.hold(report)
+    for rank in [*nodes[1:]] * 3:
+        assert claims.hold(dataclasses.replace(report, node_rank=rank))
+    counts = collections.Counter(one.node_rank for one in claims.held)
+    assert counts == {rank: 3 if rank else most for rank in nodes}

@@ -11,6 +11,7 @@ from holdfast_wire.messages import (
     ReaderReport,
     ShardLedger,
     ShardPosition,
+    ShardRange,
     ShardsCommitted,
     ShardsGiven,
     ShardsLeased,
@@ -75,6 +76,15 @@ def progress(
     tell(job, rank, report)
 
 
+def refusals(job: SteeredJob) -> list[tuple[int, str]]:
+    """The nodes whose readers were refused, and why."""
+    return [
+        (node, one.refused)
+        for node, one in job.sent
+        if isinstance(one, ShardsLeased) and one.refused
+    ]
+
+
 def ordinals(answer: ShardsLeased) -> list[int]:
     """The shards that a reader holds."""
     return [one.ordinal for one in answer.held]
@@ -137,6 +147,64 @@ def test_a_dataset_that_is_not_the_others_is_refused() -> None:
     (refusal,) = [one for _, one in job.sent if isinstance(one, ShardsLeased)]
     assert "another list" in refusal.refused
     assert "rank 1" in job.texts(EventReason.READER_REFUSED)[0]
+
+
+def test_another_list_is_refused_also_once_the_readers_have_begun() -> None:
+    """A second reader of that name would read the first one's ordinals in its own list."""
+    job = training(2)
+    for rank in range(2):
+        open_reader(job, rank)
+    ask(job, 0)
+    open_reader(job, 0, digest="y")
+    ((node, why),) = refusals(job)
+    assert node == 0
+    assert "another list" in why
+
+
+def test_readers_that_count_each_other_differently_are_refused() -> None:
+    """The group would begin without some of them, or never."""
+    job = training(2)
+    open_reader(job, 0)
+    open_reader(job, 1, readers=3)
+    ((node, why),) = refusals(job)
+    assert node == 1
+    assert "2 read it, this one 3" in why
+    open_reader(job, 1)
+    open_reader(job, 1, readers=3)
+    assert [node for node, _ in refusals(job)] == [1, 1]
+
+
+def test_two_nodes_with_one_number_are_refused() -> None:
+    """They would share leases, and the last reader would wait for ever."""
+    job = training(2)
+    open_reader(job, 0)
+    open_reader(job, 1, reader=0)
+    ((node, why),) = refusals(job)
+    assert node == 1
+    assert "node 0 has reader 0" in why
+
+
+def test_a_senseless_claim_is_refused_and_the_others_wait_for_a_better_one() -> None:
+    """Each successor of a master hears it again: it must take none of them down."""
+    job = training(2)
+    open_reader(job, 0)
+    endless = ReaderClaim(done=(ShardRange(first=0, count=2, stride=0),))
+    open_reader(job, 1, claim=endless)
+    ((node, why),) = refusals(job)
+    assert node == 1
+    assert "stride=0" in why
+    open_reader(job, 1)
+    assert ordinals(ask(job, 0)) == [0, 1]
+
+
+def test_replicas_say_that_a_checkpoint_of_another_job_has_only_what_one_had_read() -> None:
+    """The ledger of that job had the others' progress: reading it again is no quiet loss."""
+    job = replicated(2)
+    claim = ReaderClaim(step=5, held=(ShardPosition(ordinal=1, position=3),))
+    open_reader(job, 0, readers=1, reader=0, claim=claim)
+    (text,) = job.texts(EventReason.SHARDS_NOT_RESTORED)
+    assert "step 5" in text
+    assert "what one replica had read" in text
 
 
 def test_a_world_that_follows_begins_from_its_checkpoint() -> None:
@@ -210,3 +278,34 @@ def test_the_end_is_told_when_nothing_is_left() -> None:
     assert not ask(job, 1, wanted=1).ended
     assert ask(job, 0, request=2).ended
     assert ask(job, 1, request=2).ended
+
+
+def test_a_job_that_succeeds_without_some_shards_says_so() -> None:
+    """A replica was told of the end, ended, and the one with the last shard is lost after it."""
+    job = replicated(2)
+    for rank in range(2):
+        open_reader(job, rank, readers=1, reader=0, shards=2)
+        assert ordinals(ask(job, rank, wanted=1, reader=0)) == [rank]
+    progress(job, 0, 6, {}, 0)
+    assert ask(job, 0, request=2, reader=0).ended
+    progress(job, 1, 6, {1: 4})
+    for rank in range(2):
+        job.agents[rank].workers.exit(0, 0)
+    job.run(60.0)
+    assert job.is_in("SUCCEEDED"), job.tale()
+    (text,) = job.texts(EventReason.SHARDS_NOT_READ)
+    assert "1 shard of dataset d" in text
+
+
+def test_a_job_that_has_read_all_shards_says_nothing() -> None:
+    """Also where the last of them were not written down yet."""
+    job = replicated(2)
+    for rank in range(2):
+        open_reader(job, rank, readers=1, reader=0, shards=2)
+        assert ordinals(ask(job, rank, wanted=1, reader=0)) == [rank]
+        progress(job, rank, 6, {}, rank)
+    for rank in range(2):
+        job.agents[rank].workers.exit(0, 0)
+    job.run(60.0)
+    assert job.is_in("SUCCEEDED"), job.tale()
+    assert not job.texts(EventReason.SHARDS_NOT_READ)

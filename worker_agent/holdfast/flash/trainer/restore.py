@@ -132,7 +132,8 @@ def _giving(holder: Any, key: str, state: Any) -> Callable[[], Any]:
 def _of_rank(filling: Filling, name: str, key: str, owner: Any) -> tuple[Any] | None:
     """Return this rank's state of an owner; None: it begins anew, as a note says."""
     place, values, world = filling.place, filling.values, filling.world
-    if world == place.world and name in values:
+    fits = getattr(owner, "fits_state", None)  # of an owner that not all ranks need have
+    if world == place.world and name in values and (fits is None or fits(values[name])):
         return (values[name],)
     states = [values[one] for rank in range(world) if (one := f"rank_{rank}.{key}") in values]
     reshard = getattr(owner, "reshard", None)
@@ -142,7 +143,7 @@ def _of_rank(filling: Filling, name: str, key: str, owner: Any) -> tuple[Any] | 
         elif place.rank == 0:  # as intended: a script has nothing to change
             log.info(_RESEEDED, world, place.world)
         return (owner.reshard(states, place.rank, place.world),)
-    if reshard is not None and len(states) == world:
+    if reshard is not None and (len(states) == world or (states and fits is not None)):
         try:
             return (reshard(states, place.rank, place.world),)
         except Exception as error:  # any error of the owner's own code

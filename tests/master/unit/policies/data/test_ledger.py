@@ -8,7 +8,7 @@ from holdfast_wire.messages import ReaderClaim, ShardPosition, ShardRange
 WORLD = Group(0, 1)
 NEXT = Group(0, 2)
 A, B = Reader(WORLD, 0), Reader(WORLD, 1)
-ONE, TWO, THREE = Group(1, 1), Group(2, 1), Group(3, 4)
+ONE, TWO, THREE, FOUR = Group(1, 1), Group(2, 1), Group(3, 4), Group(4, 5)
 IN_ONE, IN_TWO, IN_THREE = Reader(ONE, 0), Reader(TWO, 0), Reader(THREE, 0)
 
 
@@ -192,6 +192,33 @@ def test_a_restore_beyond_what_is_kept_says_so() -> None:
     assert "before step 9" in made.begin(THREE, {0: ReaderClaim(step=4)})
 
 
+def test_replicas_go_back_beyond_a_step_that_they_went_back_to() -> None:
+    """What the first checkpoint had done is a change since the older one: it is read again."""
+    made = replicated(ONE, TWO)
+    (mine,), (other,) = lease(made, IN_ONE), lease(made, IN_TWO)
+    made.commit(IN_ONE, 8, {}, (mine,))  # in one report with steps 6 and 7
+    made.commit(IN_TWO, 8, {other: 10}, ())
+    made.keep_only({THREE})
+    made.begin(THREE, {0: ReaderClaim(step=6, done=(span(mine),), held=(held(other, 5),))})
+    made.keep_only({FOUR})
+    assert not made.begin(FOUR, {0: ReaderClaim(step=3)})
+    assert made.returned == {mine: 0, other: 0}
+
+
+def test_replicas_go_back_beyond_what_is_kept_by_their_checkpoint_alone() -> None:
+    """Read again is better than never: nobody knows what was done after that step."""
+    made = replicated(ONE, TWO)
+    first, second = lease(made, IN_ONE, 2)
+    made.commit(IN_ONE, 8, {}, (first, second))
+    made.forgotten, made.changes = 9, []
+    made.keep_only({THREE})
+    made.begin(THREE, {0: ReaderClaim(step=4, floor=1)})
+    assert lease(made, IN_THREE, 2) == [second, second + 1]
+    made.keep_only({FOUR})
+    assert made.begin(FOUR, {0: ReaderClaim(step=3)}), "that floor was claimed, not leased"
+    assert made.fresh == 0
+
+
 def test_an_epoch_ends_when_all_are_leased_and_the_next_one_begins() -> None:
     """No reader waits for another one at the border."""
     made = begun(readers=1, shards=3, epochs=2)
@@ -214,6 +241,18 @@ def test_shards_of_a_claimed_floor_are_not_read_again() -> None:
     made.begin(NEXT, {0: ReaderClaim(step=4, floor=30, done=(span(32, 2, 4),))})
     assert made.fresh == 37
     assert sorted(made.returned) == [30, 31, 33, 34, 35]
+
+
+def test_a_run_with_fewer_epochs_than_its_checkpoint_had_read_is_over() -> None:
+    """Nobody trains on an epoch behind the last one, or waits for an end that is never told."""
+    made = ledger(shards=10, epochs=2)
+    claim = ReaderClaim(step=9, floor=30, done=(span(31, 2),), held=(held(34, 2),))
+    made.begin(NEXT, {0: claim, 1: ReaderClaim(step=9, held=(held(19, 1),))})
+    assert made.left == 0
+    assert made.fresh == 20
+    assert not made.returned
+    assert not made.held(Reader(NEXT, 0))
+    assert lease(made, Reader(NEXT, 1)) == []
 
 
 def test_the_floor_is_the_first_shard_that_is_not_done() -> None:
