@@ -43,7 +43,7 @@ def test_a_pause_in_a_step_or_two_says_nothing() -> None:
 
 
 def test_nobody_is_judged_while_one_has_not_been_looked_at_enough() -> None:
-    """A step that was looked at before is no news; a lone replica has nobody to be compared with."""
+    """A step that was looked at before is no news; a lone replica has no others."""
     works = {number: ReplicaWork() for number in (1, 2)}
     look(works, {1: 0.1, 2: 0.1}, LOOKS - 1)
     for one in works.values():
