@@ -15,7 +15,7 @@ def samples(folders: tuple[str, ...], output: str) -> None:
     """Count how often a training has used each sample, by epoch.
 
     FOLDER is where its ranks have written their records, as BatchOptions(record=FOLDER) says; of a
-    training over several jobs: the folder of each, in their order. Exit codes: 0 each was used
+    training over several jobs: a folder for each, in their order. Exit codes: 0 each was used
     once, 10 some were lost or used more than once.
     """
     call("data.samples_report", *folders, *(["--json"] if output == "json" else []))

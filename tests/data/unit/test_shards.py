@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.data.shard_link import AgentSource, ShardError
-from holdfast.data.shard_state import DoneShards, of_plain
+from holdfast.data.shard_state import of_plain
 from holdfast.data.shards import ShardReader, ShardRecord
 from holdfast_agent.workers import shard_relay
 from holdfast_agent.workers.shard_relay import ShardRelay
@@ -488,17 +488,3 @@ def test_a_reader_whose_agent_has_ended_says_so(master: Master, rank: Any) -> No
     with pytest.raises(ShardError, match="leases no shards"):
         AgentSource(str(Path(master.path).with_name("nobody")), 1)
     source.close()
-
-
-def test_done_shards_are_few_ranges() -> None:
-    """Of one reader they come in steps."""
-    done = DoneShards()
-    for ordinal in [*range(3, 300, 4), 1000, 1001]:
-        done.add(ordinal)
-    assert len(done.ranges) == 2
-    assert 7 in done
-    assert 8 not in done
-    done.drop_before(296)
-    assert list(done) == [299, 1000, 1001]
-    done.drop_before(2000)
-    assert list(done) == []

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from holdfast.data.counting import EpochCount, Id, SampleCount, count
+from holdfast.data.counting import EpochCount, Id, Line, Origin, SampleCount, count
 from holdfast.data.record import files_of, lines_of
 from holdfast.flash.tools.printing import end, put, refuse, table_text
 
@@ -29,7 +29,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", nargs="+", type=Path)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(words)
-    files = []
+    records = []
     for folder in args.folder:
         found = files_of(folder)
         if not found:
@@ -37,13 +37,22 @@ def main(words: Sequence[str] | None = None) -> int:
                 f"{folder}: no records of samples; a script writes them where it names a folder, "
                 "as BatchOptions(record=...)"
             )
-        files += found
+        records += [_of_job(str(folder), lines_of(path)) for path in found]
     try:
-        counted = count(map(lines_of, files))
+        counted = count(records)
     except (OSError, ValueError) as error:
         return refuse(error)
     lines = [_json(counted)] if args.json else _text(counted)
     return put((f"{line}\n" for line in lines), 0 if is_once(counted) else UNLIKE)
+
+
+def _of_job(job: str, lines: Iterable[Line]) -> Iterator[Line]:
+    """Yield lines whose generations are this job's: those of another job have the same names."""
+    for one in lines:
+        if isinstance(one, Origin) and one.generation is not None:
+            yield dataclasses.replace(one, generation=f"{job}: {one.generation}")
+        else:
+            yield one
 
 
 def is_once(counted: SampleCount) -> bool:
