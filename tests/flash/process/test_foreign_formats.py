@@ -308,6 +308,9 @@ print(code, own, most)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(
+    300
+)  # seven processes with deadlines of their own, each of which imports torch
 def test_memory_holds_two_of_the_largest_tensors_at_most(tmp_path: Path) -> None:
     """Through every format: 440 MB, the largest 80 MB; beside what an import of torch takes."""
     size = 20_000_000

@@ -18,7 +18,7 @@ from holdfast.flash.tools import inspect
 from holdfast.flash.tools.diff import Contents
 from holdfast.flash.tools.formats.torch_checkpointing import Sharding
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]  # as the other frameworks'
 
 
 @pytest.fixture(scope="module")

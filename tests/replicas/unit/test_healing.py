@@ -84,13 +84,13 @@ def test_a_joiner_is_given_frozen_parameters_too() -> None:
     models = [nn.Linear(2, 2), nn.Linear(2, 2)]
     states = []
     for model in models:
-        model.bias.requires_grad_(requires_grad=False)
+        model.bias.requires_grad = False
         optimizer = torch.optim.SGD([model.weight], lr=0.1)
         states.append(JoinerState([model], [optimizer], [[model.weight], [model.bias]]))
     parcels: list[torch.Tensor] = []
     states[0].give(lambda tensor: parcels.append(tensor.clone()), states[0].position())
     given = iter(parcels)
-    states[1].take(lambda tensor: tensor.copy_(next(given)))  # type: ignore[arg-type,return-value]
+    states[1].take(lambda tensor: tensor.copy_(next(given)))  # type: ignore[arg-type]
     assert torch.equal(models[1].bias, models[0].bias)
     assert torch.equal(models[1].weight, models[0].weight)
 
@@ -103,7 +103,7 @@ def test_what_is_carried_late_changes_no_learning_rate() -> None:
     parcels: list[torch.Tensor] = []
     state.give(lambda tensor: parcels.append(tensor.clone()), state.position())
     given = iter(parcels)
-    state.take(lambda tensor: tensor.copy_(next(given)))  # type: ignore[arg-type,return-value]
+    state.take(lambda tensor: tensor.copy_(next(given)))  # type: ignore[arg-type]
     state.load_position()
     optimizer.param_groups[0]["lr"] = 0.5
     state.carry("scheduler", torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0))

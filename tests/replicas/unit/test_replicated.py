@@ -141,20 +141,22 @@ def test_models_that_no_sum_fits_are_refused_by_name(model: nn.Module, said: str
 def test_a_parameter_that_the_optimizer_alone_has_is_named() -> None:
     """No sum has its gradient: replicas would step it unlike."""
     model, scale = linear(), nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [scale]}], lr=0.5)
+    groups: list[dict[str, Any]] = [{"params": model.parameters()}, {"params": [scale]}]
+    optimizer = torch.optim.SGD(groups, lr=0.5)
     with pytest.raises(ModelError, match=r"param_groups\[1\]\['params'\]\[0\] of SGD, of shape"):
         Replicated(model, optimizer, Alone(), micro_batches=4)
 
 
 def test_a_loss_that_reaches_less_later_gives_zeros() -> None:
     """An expert that no sample of this replica's needs: the others' may."""
-    model = nn.Sequential(linear(), nn.Linear(1, 1))
+    expert = nn.Linear(1, 1)
+    model = nn.Sequential(linear(), expert)
     made = replicated(model)
     train(made, model)
     made._sum.check_again()
     train(made, model[0])
-    assert model[1].weight.grad is not None
-    assert model[1].weight.grad.abs().sum() == 0
+    assert expert.weight.grad is not None
+    assert expert.weight.grad.abs().sum().item() == 0
 
 
 def test_gradients_of_any_memory_layout_are_summed() -> None:

@@ -63,7 +63,9 @@ def is_once(counted: SampleCount) -> bool:
 
 def _text(counted: SampleCount) -> Iterator[str]:
     yield f"{counted.steps} steps; {counted.redone} more were done anew after a restart"
-    rows = [("epoch", "used", "once", "lost", "doubled", "not used", "unfinished shards")]
+    rows: list[Sequence[str]] = [
+        ("epoch", "used", "once", "lost", "doubled", "not used", "unfinished shards")
+    ]
     for one in counted.epochs:
         figures = one.epoch, one.used, one.once, one.lost, len(one.doubled)
         rows.append(tuple(map(str, (*figures, len(one.unused), len(one.unfinished)))))
