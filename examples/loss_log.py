@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from english_text import Share
 from gpt_model import CONTEXT
-from progress import ReplicaProgress
+from progress import Progress
 
 
 class LossLog:
@@ -30,7 +30,7 @@ class LossLog:
         self._file = file.open("a", buffering=1) if file and dist.get_rank() == 0 else None
         self._shown = (time.perf_counter(), -1)
 
-    def step(self, done: ReplicaProgress, share: Share, loss: torch.Tensor) -> None:
+    def step(self, done: Progress, share: Share, loss: torch.Tensor) -> None:
         """Log the step just done; collective. `loss`: nats, summed over this rank's bytes."""
         show = done.step % self._every == 0 or done.step == self._steps
         if not (show or self._writes):

@@ -1,4 +1,4 @@
-"""ReplicaProgress of training. With the flags it determines learning rate and data order."""
+"""Progress of training. With the flags it determines learning rate and data order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 
 @dataclass(slots=True)
-class ReplicaProgress:
+class Progress:
     """Saved with the model: `state_dict` and `load_state_dict` are all that this takes."""
 
     step: int = 0

@@ -33,7 +33,7 @@ import holdfast
 from flags import flags
 from gpt_model import CONTEXT, GPT, next_byte_loss
 from loss_log import LossLog
-from progress import ReplicaProgress
+from progress import Progress
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     model = parallelize(GPT(), args.parallel)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=True)
-    done = ReplicaProgress()
+    done = Progress()
     flash = holdfast.Checkpointer(
         args.checkpoint_dir,
         model=model,
@@ -126,7 +126,7 @@ def set_learning_rate(optimizer: Optimizer, args: argparse.Namespace, step: int)
         group["lr"] = args.lr * rise * fall
 
 
-def validate(done: ReplicaProgress, model: nn.Module, text: Tensor) -> None:
+def validate(done: Progress, model: nn.Module, text: Tensor) -> None:
     """Print the loss over all of `text` beside the entropy that it has to beat; collective."""
     with holdfast.init().section("eval"):
         loss = mean_loss(model, text)

@@ -26,8 +26,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 import english_text
 import holdfast
 from gpt_model import CONTEXT, GPT, next_byte_loss
-from holdfast.data import Batches
+from holdfast.data import Batches, BatchOptions
 from holdfast.replicas import Replicated, members_of_environment, mesh_of
+from progress import Progress
 
 
 class Windows(torch.utils.data.Dataset[Tensor]):
@@ -58,7 +59,10 @@ def main() -> None:
     )
     flash.load()
     text, _ = english_text.split(english_text.read(None), CONTEXT)
-    batches = Batches(Windows(text), replicated, micro_batch=args.micro_batch, epochs=1000)
+    batches = Batches(
+        Windows(text), replicated, micro_batch=args.micro_batch, epochs=1000,
+        options=BatchOptions(record=args.record),
+    )  # fmt: skip
     for step in batches.steps(done.step):
         loss = None  # a replica that joins has no micro-batch in its first step
         for windows in step:
@@ -102,20 +106,6 @@ def replicate(args: argparse.Namespace) -> tuple[Replicated, GPT, torch.optim.Op
     return replicated, model, optimizer
 
 
-class Progress:
-    """Steps that are done, as a checkpoint has them."""
-
-    step = 0
-
-    def state_dict(self) -> dict[str, int]:
-        """Return them."""
-        return {"step": self.step}
-
-    def load_state_dict(self, state_dict: dict[str, int], /) -> None:
-        """Go on from them."""
-        self.step = state_dict["step"]
-
-
 def arguments() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(description="Train a small GPT.", allow_abbrev=False)
@@ -126,6 +116,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shard", action="store_true", help="FSDP2 over a replica's ranks")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds behind a micro-batch")
     parser.add_argument("--checkpoint-dir", type=Path)
+    parser.add_argument("--record", default="", help="folder for records of samples")
     return parser.parse_args()
 
 

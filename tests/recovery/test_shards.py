@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.data.counting import count
+from holdfast.data.record import files_of, lines_of
+from holdfast.data.samples_report import is_once
 from jobs.local_job import RunningJob, StartJob
 
 pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
@@ -39,7 +42,8 @@ _TRAIN = f'''
         index = int(shard)
         yield from range(first[index] + start, first[index] + sizes[index])
 
-    shards = ShardReader([str(i) for i in range({SHARDS})], read, epochs={EPOCHS}, seed=3)
+    shards = ShardReader([str(i) for i in range({SHARDS})], read, epochs={EPOCHS}, seed=3,
+                         record=folder / "samples")
     model = torch.nn.Module()
     model.register_parameter("counts", torch.nn.Parameter(torch.zeros(sum(sizes))))
     flash = holdfast.Checkpointer(folder / "checkpoints", model=model,
@@ -95,10 +99,13 @@ def agents(job: RunningJob) -> list[int]:
 
 
 def assert_all_once(folder: Path) -> None:
-    """Assert that each record is in the final weights once for each epoch."""
+    """Assert that each record is in the final weights once for each epoch, and on record so."""
     counts = json.loads((folder / "counts").read_text())
     wrong = {record: count for record, count in enumerate(counts) if count != EPOCHS}
     assert not wrong, f"records that are not there {EPOCHS} times: {wrong}; {starts(folder)}"
+    counted = count(map(lines_of, files_of(folder / "samples")))
+    assert is_once(counted), counted
+    assert [(one.used, one.unfinished) for one in counted.epochs] == [(len(counts), ())] * EPOCHS
 
 
 def test_each_record_is_read_once_though_agents_are_killed(

@@ -13,6 +13,7 @@ from holdfast_wire.keys import (
     ENV_ARENA,
     ENV_CHECKPOINT,
     ENV_DATA,
+    ENV_JOB_UID,
     ENV_PAGE,
     ENV_REPLICA,
     ENV_ROUND,
@@ -31,6 +32,8 @@ class Environment:
     """RANK; 0 outside a launcher."""
     world_size: int = 1
     """WORLD_SIZE; 1 outside a launcher."""
+    job_uid: str = ""
+    """HOLDFAST_JOB_UID; empty without a master."""
     round: int = 0
     """HOLDFAST_ROUND, the world's number; 0 without an agent."""
     restart_count: int = 0
@@ -65,6 +68,7 @@ class Environment:
         return cls(
             rank=_number(variables, "RANK", 0),
             world_size=_number(variables, "WORLD_SIZE", 1),
+            job_uid=variables.get(ENV_JOB_UID, ""),
             round=_number(variables, ENV_ROUND, 0),
             restart_count=_number(variables, "TORCHELASTIC_RESTART_COUNT", 0),
             step_log=variables.get(ENV_STEP_LOG, ""),

@@ -62,7 +62,7 @@ def test_progress_tells_what_the_page_says() -> None:
 
 
 def test_a_rank_that_has_not_claimed_its_slot_reports_no_steps() -> None:
-    """ReplicaProgress that an older process left in the page does not count for this round."""
+    """Progress that an older process left in the page does not count for this round."""
     found = rank_progress.progress(0, _rank(round=2, step=99, attached=True), 3, 0)
     assert (found.round, found.step, found.has_sdk) == (3, 0, False)
     assert found.section is RankSection.INIT
@@ -92,7 +92,7 @@ def test_the_first_step_is_the_last_ranks() -> None:
 
 
 def test_the_common_step_is_the_slowest_ranks() -> None:
-    """ReplicaProgress of a node is what all of its ranks have completed."""
+    """Progress of a node is what all of its ranks have completed."""
     assert rank_progress.common_step({0: _rank(step=9), 1: _rank(step=8)}, 3) == 8
     assert rank_progress.common_step({0: _rank(step=9), 1: _rank(round=2, step=8)}, 3) == 0
     assert rank_progress.common_step({}, 3) == 0

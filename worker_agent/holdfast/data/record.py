@@ -146,13 +146,14 @@ def _next(folder: Path) -> int:
 
 
 def generation(epoch: int = 0) -> str:
-    """Return what ranks that begin together have in common, and no others of the job.
+    """Return what ranks that begin together have in common, and no others.
 
     Args:
         epoch: Of replicas that come and go, whose worlds restart each by themselves.
     """
     world = Environment.read()
-    return f"epoch {epoch}" if epoch else f"round {world.round}, restart {world.restart_count}"
+    own = f"epoch {epoch}" if epoch else f"round {world.round}, restart {world.restart_count}"
+    return f"{world.job_uid} {own}"
 
 
 def files_of(folder: Path) -> list[Path]:
