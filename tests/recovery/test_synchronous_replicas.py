@@ -78,13 +78,23 @@ def test_a_rank_an_agent_and_the_master_are_killed_and_the_others_miss_no_step(
     job.wait_step(60)
     assert job.cli("stop", job.name).returncode == 0
     job.finish()
+    check_logs(job)
+    check_samples(tmp_path / "samples")
+
+
+def check_logs(job: RunningJob) -> None:
+    """The first replica made each step once, no script failed, and some computed for others."""
     logs = sorted(job.home.logs.glob(f"{job.name}-worker-*.log"))
     said = [log.read_text() for log in logs]
     steps = [int(one) for one in re.findall(r"replica 1  step (\d+)", said[0])]
     assert steps == list(range(20, 20 * len(steps) + 1, 20)), said[0]
     assert not any("Traceback" in text for text in said), job.evidence()
     assert sum(int(one) for one in re.findall(r"for others (\d+)", " ".join(said))) > 0
-    counted = count(map(lines_of, files_of(tmp_path / "samples")))
+
+
+def check_samples(folder: Path) -> None:
+    """Each sample of a step was in it once, by the ranks' own records."""
+    counted = count(map(lines_of, files_of(folder)))
     assert is_once(counted), counted
     assert counted.steps >= 60
     assert sum(one.used for one in counted.epochs) == counted.steps * 6 * 4
