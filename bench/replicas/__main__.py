@@ -28,6 +28,7 @@ _LARGE_MB: Final = 100.0
 _OF_TWO: Final = tuple(way for way in r.WAYS if way not in (r.TORCHFT, r.NIGHTLY))
 """Ways that have replicas of several ranks here: torchft's script has replica groups of one."""
 _GOODPUT: Final = (r.REPLICAS, r.RESTART, r.NIGHTLY)
+_FROZEN: Final = (r.REPLICAS, r.NIGHTLY)
 _JOINS: Final = (r.REPLICAS, r.NIGHTLY)
 _QUICK: Final = (r.REPLICAS, r.RESTART, r.NIGHTLY)
 
@@ -98,6 +99,8 @@ class _Runs:
         if r.LOSSES in self.options.rows:
             yield r.LOSSES, r.FOUR, r.WAYS, 0.0
             yield r.LOSSES, r.TWO, (r.REPLICAS,) if self.options.quick else _OF_TWO, 0.0
+        if r.FROZEN in self.options.rows:
+            yield r.FROZEN, r.FOUR, _FROZEN, 0.0
         if r.JOINS in self.options.rows and not self.options.quick:
             yield r.JOINS, r.FOUR, _JOINS, _LARGE_MB
 
@@ -128,6 +131,7 @@ class _Runs:
             request = kills.Request(
                 way=way, shape=shape, python=self.pythons[way],
                 seed=options.seed * 1000 + turn, kills=1 if row == r.JOINS else options.kills,
+                freezes=row == r.FROZEN,
                 seconds=options.kill_seconds if row == r.GOODPUT else 0.0, model_mb=size,
             )  # fmt: skip
             group = f"{shape}, {1.1 + size:.0f} MB"

@@ -49,6 +49,8 @@ class Request:
     python: str
     seed: int
     kills: int = 1
+    freezes: bool = False
+    """Ranks are stopped, and go on once the others do."""
     seconds: float = 0.0
     """Of a window of kills; 0: each kill is measured alone."""
     each: float = 10.0
@@ -124,9 +126,36 @@ class KillTrial:
 
     def kill(self) -> float:
         """Kill a rank of those that train; return when."""
+        return processes.send(self._drawn(), signal.SIGKILL)
+
+    def _drawn(self) -> list[int]:
         newest: dict[int, float] = {one.pid: one.t for one in self.follower.events()}
         alive = sorted(pid for pid in newest if processes.alive(pid))
-        return processes.send([self.draw.choice(alive)] if alive else [], signal.SIGKILL)
+        return [self.draw.choice(alive)] if alive else []
+
+    def freezes(self) -> list[dict[str, float]]:
+        """Stop a rank again and again, each time once all train."""
+        found, since = [], 0.0
+        for number in range(self.request.kills):
+            self.settle(since, _LIMIT_SECONDS if number else _START_SECONDS)
+            time.sleep(self.draw.uniform(0, 0.1))
+            stopped = self._drawn()
+            moment = processes.send(stopped, signal.SIGSTOP)
+            found.append(self._gone_on(moment))
+            processes.send(stopped, signal.SIGCONT)
+            since = time.monotonic()
+        return found
+
+    def _gone_on(self, moment: float) -> dict[str, float]:
+        def on(events: list[Event]) -> dict[str, float] | None:
+            reached = figures.next_whole(figures.whole_steps(events), moment)
+            return None if reached is None else {r.STOPPED: reached.t - moment}
+
+        found = self.follower.wait(on, moment + _LIMIT_SECONDS)
+        if found is None:
+            steps = figures.whole_steps(self.follower.events())[-3:]
+            raise RuntimeError(f"nobody went on after a stop at {moment}: {steps}")
+        return found
 
     def losses(self) -> list[dict[str, float]]:
         """Kill again and again, each time once all train."""
@@ -174,6 +203,8 @@ class KillTrial:
 def _trial(folder: Path, words: Mapping[str, Any]) -> list[dict[str, float]]:
     request = Request(**words)
     trial = KillTrial(folder, request)
+    if request.freezes:
+        return trial.freezes()
     return trial.window() if request.seconds else trial.losses()
 
 

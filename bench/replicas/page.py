@@ -159,7 +159,7 @@ def _measured(results: Sequence[ReplicaRun], way: str) -> Costs | None:
 
 def judge(results: Sequence[ReplicaRun]) -> list[Verdict]:
     """Hold the results against every bar; medians count."""
-    parts = (_losses, _steps, _joins, _goodput, _simulated)
+    parts = (_losses, _frozen, _steps, _joins, _goodput, _simulated)
     return [verdict for one in parts for verdict in one(results)]
 
 
@@ -190,6 +190,11 @@ def _losses(results: Sequence[ReplicaRun]) -> list[Verdict]:
                 _verdict(text, f"≥ {least:g}", [] if found is None else [found[0]], at_least(least))
             )
     return verdicts
+
+
+def _frozen(results: Sequence[ReplicaRun]) -> list[Verdict]:
+    found = values(results, r.FROZEN, f"{r.FOUR}, {_SMALL}", r.REPLICAS, r.STOPPED)
+    return [_verdict("frozen replica out, and the next whole step, s", "≤ 5", found, at_most(5))]
 
 
 def _steps(results: Sequence[ReplicaRun]) -> list[Verdict]:

@@ -8,12 +8,14 @@ from typing import Final
 
 LOSSES: Final = "losses"
 """One kill -9; where a replica comes back without a restart of the others, its join too."""
+FROZEN: Final = "frozen"
+"""One kill -STOP: the process stays, and its connections."""
 STEPS: Final = "steps"
 MEMORY: Final = "memory"
 JOINS: Final = "joins"
 GOODPUT: Final = "goodput"
 SIMULATED: Final = "simulated"
-ROWS: Final = (LOSSES, STEPS, MEMORY, JOINS, GOODPUT, SIMULATED)
+ROWS: Final = (LOSSES, FROZEN, STEPS, MEMORY, JOINS, GOODPUT, SIMULATED)
 
 REPLICAS: Final = "Holdfast, replicas"
 RESTART: Final = "Holdfast, restarted"
@@ -31,6 +33,7 @@ SHAPES: Final[Mapping[str, tuple[int, int]]] = {FOUR: (4, 1), TWO: (2, 2)}
 """Replicas, and ranks of each."""
 
 TOTAL: Final = "kill → next whole step, ms"
+STOPPED: Final = "stop → next whole step of the others, s"
 ORDINARY: Final = "ordinary step, ms"
 BEYOND: Final = "beyond the step and the recomputed share, ms"
 BEGUN_AGAIN: Final = "survivors begun again"
