@@ -71,6 +71,26 @@ def test_shards_of_a_replica_go_through_a_loss_and_a_join_together() -> None:
 
 
 @pytest.mark.extended(
+    "the same count, of more samples",
+    held_by=[
+        "replicas/process/test_training.py::test_kills_and_joins_leave_the_trajectory_as_it_was",
+    ],
+)
+def test_a_million_samples_are_used_once_each_while_the_world_changes() -> None:
+    """An epoch of 500 steps by 4, 3, 5, 2 and 6 replicas: by count, each id once."""
+    seed = random.randrange(10_000)
+    told = run(
+        kind="whole", scenario="campaign", seed=seed, every=20, rounds=500, limit=250.0,
+        events=["kill", "join", "join", "kill", "two", *["join"] * 4],
+        samples=1_000_000, micro_batch=100, micro_batches=20,
+    )  # fmt: skip
+    counted, why = told["samples"], f"seed {seed}: {told['done']}"
+    assert len(told["members"]) == 6, why
+    assert (counted["wrong"], counted["lost"], counted["doubled"]) == ([], 0, 0), why
+    assert (counted["steps"], counted["used"]) == (500, [1_000_000]), why
+
+
+@pytest.mark.extended(
     "another way of the same sums: buckets that are summed within the replica first",
     held_by=[
         "replicas/process/test_training.py::test_kills_and_joins_leave_the_trajectory_as_it_was",

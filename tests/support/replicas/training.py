@@ -28,9 +28,13 @@ _WIDE: Final = 16
 class Samples:
     """Samples that are a function of their number; random noise is drawn at each reading."""
 
+    def __init__(self, count: int = SAMPLES) -> None:
+        """Take their count."""
+        self._count = count
+
     def __len__(self) -> int:
         """Return their count."""
-        return SAMPLES
+        return self._count
 
     def __getitem__(self, number: int) -> Any:
         """Return input and target."""
@@ -76,7 +80,7 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
         _shard(model, members)
     optimizer, schedule = optimizer_of(model)
     replicated = Replicated(
-        model, optimizer, members, micro_batches=MICRO_BATCHES,
+        model, optimizer, members, micro_batches=scenario.get("micro_batches", MICRO_BATCHES),
         overlap=scenario.get("overlap", True), on_loss=scenario.get("on_loss", "recompute"),
         bucket_bytes=300,
     )  # fmt: skip
@@ -124,7 +128,8 @@ def _train(
 
     optimizer, schedule = stepped
     batches = Batches(
-        Samples(), replicated, micro_batch=MICRO_BATCH, seed=scenario["seed"], epochs=10_000,
+        Samples(scenario.get("samples", SAMPLES)), replicated,
+        micro_batch=scenario.get("micro_batch", MICRO_BATCH), seed=scenario["seed"], epochs=10_000,
         options=BatchOptions(record=record), **scenario.get("loader", {}),
     )  # fmt: skip
     for own, step in enumerate(batches.steps(), 1):
