@@ -134,6 +134,28 @@ def test_disturbed_meetings_lead_to_one_step(scenario: str) -> None:
     trained(scenario=scenario)
 
 
+@pytest.mark.extended(
+    "a setting of the same course, whose content the unit tests check",
+    held_by=[
+        "replicas/process/test_training.py::test_kills_and_joins_leave_the_trajectory_as_it_was",
+    ],
+)
+def test_a_step_of_fewer_micro_batches_is_alike_on_all_that_are_left() -> None:
+    """Nobody computes for a lost replica; what the sum had is on record, and nothing else is."""
+    seed = random.randrange(10_000)
+    told = run(
+        seed=seed, kind="whole", scenario="campaign", every=30, replicas=3, on_loss="fewer",
+        events=["kill", "join", "kill"],
+    )  # fmt: skip
+    counted, why = told["samples"], f"seed {seed}: {told['done']}"
+    check_kept(told, why)
+    steps = [line for lines in told["ranks"].values() for line in steps_of(lines)]
+    assert {line["recomputed"] for line in steps} == {0}, why
+    assert (counted["wrong"], counted["lost"], counted["doubled"]) == ([], 0, 0), why
+    whole = counted["steps"] * MICRO_BATCHES * MICRO_BATCH
+    assert 0.9 * whole < sum(counted["used"]) <= whole, why
+
+
 def test_a_donor_waits_until_a_joiner_has_all() -> None:
     """The state takes longer on its way than a step: the joiner has the others' bits even so."""
     trained(scenario="campaign", replicas=2, events=["join"], slow_gift=0.3, every=20)
