@@ -145,3 +145,68 @@ def test_a_killed_master_leases_no_shard_twice(start_job: StartJob, tmp_path: Pa
     assert job.finish() == 0, f"seed {seed}\n{job.evidence()}"
     assert_all_once(tmp_path)
     assert len(starts(tmp_path)) == 2
+
+
+_REPLICAS = f'''
+    """Replicas in step that read shards: the mean of a step is over the records that are there."""
+    import itertools, pathlib, sys, time
+    import torch, torch.distributed as dist
+    import holdfast
+    from holdfast.data.shards import ShardReader
+    from holdfast.replicas import Replicated, members_of_environment
+
+    folder, pause = pathlib.Path(sys.argv[1]), float(sys.argv[2])
+    torch.set_num_threads(1)
+    job = holdfast.init()
+    dist.init_process_group("gloo")
+
+    def read(shard, start):
+        """Numbers; each shard has another count of them."""
+        yield from range(start, 5 + 7 * int(shard) % 13)
+
+    shards = ShardReader([str(i) for i in range({SHARDS})], read, epochs={EPOCHS}, seed=3,
+                         record=folder / "samples")
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    replicated = Replicated(model, optimizer, members_of_environment(), micro_batches=6,
+                            on_loss="fewer")
+    while True:
+        for _ in replicated.dealt():
+            records = [float(one.value) for one in itertools.islice(shards, 1)]
+            replicated.weigh(len(records))
+            if records:
+                model(torch.tensor(records).unsqueeze(1)).sum().backward()
+        if replicated.weight == 0:
+            break
+        optimizer.step()
+        time.sleep(pause)
+        shards.commit(replicated.steps)
+        if job.step(replicated.steps) is holdfast.SAVE_AND_STOP:
+            break
+'''
+
+
+def test_replicas_that_nobody_restarts_read_each_record_once(
+    start_job: StartJob, tmp_path: Path
+) -> None:
+    """Two are killed, one after the other: what they had not committed is read by the others."""
+    seed = random.randrange(10_000)
+    print(f"seed {seed}")
+    luck = random.Random(seed)
+    (tmp_path / "train.py").write_text(textwrap.dedent(_REPLICAS))
+    job = start_job(
+        script=[str(tmp_path / "train.py"), str(tmp_path), "0.08"],
+        replicas=3,
+        minReplicas=1,
+        replicaPolicy={"nodesPerReplica": 1},
+    )
+    job.wait_for("three in step", lambda: len(job.status().outer_replicas) == 3)
+    job.wait_step(3)
+    for node in (1, 2):
+        time.sleep(luck.uniform(0.2, 1.0))
+        os.kill(job.nodes()[node].ranks[0].pid, signal.SIGKILL)
+    assert job.finish() == 0, job.evidence()
+    records = sum(5 + 7 * index % 13 for index in range(SHARDS))
+    counted = count(map(lines_of, files_of(tmp_path / "samples")))
+    assert is_once(counted), counted
+    assert [(one.used, one.unfinished) for one in counted.epochs] == [(records, ())] * EPOCHS

@@ -86,6 +86,20 @@ def test_sums_are_divided_by_the_weight_of_the_whole_step() -> None:
     assert torch.allclose(model.weight.grad, torch.full((1, 3), (2 + 6 + 12) / 10))
 
 
+def test_a_step_in_which_nobody_has_samples_is_seen_by_all() -> None:
+    """The end of a stream: its gradient is zero, and its weight says so."""
+    made = replicated(model := linear(), micro_batches=2)
+    for number in made.dealt():
+        made.weigh(3)
+        (model(rows()[number]).mean() * 3).backward()
+    assert made.weight == 6
+    for _ in made.dealt():
+        made.weigh(0)
+    assert made.weight == 0
+    assert model.weight.grad is not None
+    assert torch.equal(model.weight.grad, torch.zeros(1, 3))
+
+
 def test_a_loop_that_is_left_early_is_refused_in_the_next_step() -> None:
     """The others wait for the rest of its micro-batches."""
     made = replicated(model := linear())

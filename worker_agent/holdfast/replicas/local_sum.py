@@ -7,6 +7,7 @@ reduction that is torn (`replicated`).
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,8 @@ class LocalSum:
         """The buffers have the reduced gradient of the newest step."""
         self.gave = self.content = frozenset[int]()
         """Micro-batches of this replica's sum, and of the whole one, in the newest reduction."""
+        self.total = math.nan
+        """Weight of the whole one."""
         self._is_checked = self._has_had_all = False
         if overlap and not self._is_mixed():
             self._hook()
@@ -176,9 +179,9 @@ class LocalSum:
         _check_rate(rates / sum(counts), rate)
         self.gave = frozenset(self.held)
         self.content = frozenset(at for at, one in enumerate(counts) if one)
-        total = (weight + self._others) / self._own.size
+        self.total = (weight + self._others) / self._own.size
         for bucket in self.buckets:
-            bucket.scale(1 / total)
+            bucket.scale(1 / self.total if self.total else 0.0)
             bucket.gather_inside()
         self.write_kept()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -155,6 +156,15 @@ class Replicated:
         None: others had reduced it, and this replica was given the gradient.
         """
         return None if self._is_given else (self._sum.gave, self._sum.content)
+
+    @property
+    def weight(self) -> float:
+        """Weight of all micro-batches of the newest step; 0: no replica had any sample.
+
+        All see 0 in the same step, so a loop over a stream ends there. NaN: others had reduced the
+        step, and this replica was given the gradient.
+        """
+        return math.nan if self._is_given else self._sum.total
 
     @property
     def epoch(self) -> int:
