@@ -4,16 +4,17 @@ Belongs here: the comparison of replicas, vote by vote. Does not belong here: wh
 from (`job.health.slow_replicas`), and stragglers within one world (`straggler`).
 
 Replicas that train in step wait for the slowest in each step. Their collectives are made anew with
-each change of members, so they cannot be aligned as those of one world are. A rank's own work can:
-the time since the reduction before until it waits for the others, over its micro-batches. How many
-those are hangs on the number of replicas, and says nothing of its speed.
+each change of members, so they cannot be aligned as those of one world are. A rank's own work can
+be compared: the time from its first micro-batch of a step until it waits for the others, over their
+number. That hangs on the number of replicas, and says nothing of its speed.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Final
 
@@ -56,10 +57,11 @@ def vote(works: Mapping[int, ReplicaWork], percent: float, needed: int, out_of: 
     """
     if len(works) < 2 or any(len(one.newest) < LOOKS for one in works.values()):
         return False
-    middles = {number: median(one.newest) for number, one in works.items()}
-    for number, one in works.items():
-        others = median(middles[each] for each in works if each != number)
-        one.seconds, one.percent = middles[number], 100 * (middles[number] / others - 1)
+    for one in works.values():
+        one.seconds = median(one.newest)
+    order = sorted(one.seconds for one in works.values())
+    for one in works.values():
+        one.percent = 100 * (one.seconds / _median_without(order, one.seconds) - 1)
         one.votes = [*one.votes, one.percent >= percent][-out_of:]
         one.newest.clear()
         if sum(one.votes) < needed:
@@ -67,6 +69,16 @@ def vote(works: Mapping[int, ReplicaWork], percent: float, needed: int, out_of: 
         elif not one.slow_since:
             one.slow_since = one.step
     return True
+
+
+def _median_without(order: Sequence[float], value: float) -> float:
+    """Return the median of sorted values without this one of them."""
+    at, left = bisect.bisect_left(order, value), len(order) - 1
+
+    def rest(place: int) -> float:
+        return order[place + (place >= at)]
+
+    return (rest((left - 1) // 2) + rest(left // 2)) / 2
 
 
 def reason(number: int, nodes: Collection[int], work: ReplicaWork, out_of: int) -> str:

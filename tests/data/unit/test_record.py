@@ -101,6 +101,26 @@ def test_the_command_names_what_was_used_twice(
     assert "epoch 0: used more than once: 0, 1" in capsys.readouterr().out
 
 
+def test_readers_that_no_checkpoint_has_lose_nothing_at_a_restart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go on behind what was read: nothing is done anew."""
+
+    def one(shard: str, start: int) -> Iterator[int]:
+        return iter(range(start, 1))
+
+    for number, shards in enumerate((["a", "b"], ["c", "d"])):
+        monkeypatch.setenv("HOLDFAST_ROUND", str(number))
+        reader = ShardReader(shards, one, checkpointed=False, record=tmp_path)
+        for step in range(2):
+            assert list(itertools.islice(reader, 1))
+            reader.commit(2 * number + step + 1)
+        assert list(reader) == []
+    assert main([str(tmp_path), "--json"]) == 0
+    [epoch] = json.loads(capsys.readouterr().out)["epochs"]
+    assert (epoch["once"], epoch["unfinished"]) == (4, [])
+
+
 def test_a_folder_without_records_is_bad_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

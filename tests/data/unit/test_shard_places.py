@@ -1,4 +1,4 @@
-"""Readers where not all ranks read: a checkpoint deals their states out by place."""
+"""States of readers in checkpoints: which are refused, and how they are dealt out by place."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ from holdfast_wire.messages import ShardRange
 NAMES = [f"shard-{index}" for index in range(100)]
 
 
+def read(_: str, start: int) -> range:
+    """Return three records."""
+    return range(start, 3)
+
+
 def reader(number: int, readers: int) -> ShardReader[int]:
     """Return a reader with a place."""
-    return ShardReader(NAMES, lambda *_: range(3), place=(number, readers))
+    return ShardReader(NAMES, read, place=(number, readers))
 
 
-def state(number: int, readers: int, *done: int, held: dict[int, int] | None = None) -> Any:
+def state_of(number: int, readers: int, *done: int, held: dict[int, int] | None = None) -> Any:
     """Return what a reader's checkpoint says."""
     plain = reader(number, readers).state_dict()
     spans = tuple(ShardRange(first=one, count=1, stride=1) for one in done)
@@ -63,9 +68,9 @@ def claimed(states: list[ReaderState]) -> tuple[list[int], dict[int, int]]:
 def saved(readers: int, ranks: int) -> dict[int, Any]:
     """Return the states of a world whose first ranks read; the others gave the same places."""
     return {
-        rank: state(rank % readers, readers, rank, held={10 + rank: 2})
+        rank: state_of(rank % readers, readers, rank, held={10 + rank: 2})
         if rank < readers
-        else state(rank % readers, readers)
+        else state_of(rank % readers, readers)
         for rank in range(ranks)
     }
 
@@ -93,8 +98,8 @@ def test_readers_on_other_ranks_have_the_states_of_their_numbers(
 
 def test_the_farther_of_two_states_of_one_reader_counts() -> None:
     """A rank that does not read keeps what it was given, while the reader goes on."""
-    stale, fresh = state(0, 2, held={7: 1, 8: 0}), state(0, 2, 7, held={8: 5})
-    other = state(1, 2)
+    stale, fresh = state_of(0, 2, held={7: 1, 8: 0}), state_of(0, 2, 7, held={8: 5})
+    other = state_of(1, 2)
     found = [
         shard_state.of_plain(reader(number, 3).reshard([stale, other, fresh]))
         for number in range(3)
@@ -105,4 +110,23 @@ def test_the_farther_of_two_states_of_one_reader_counts() -> None:
 def test_a_state_of_another_count_of_readers_is_refused() -> None:
     """It is a part of what there is to claim."""
     with pytest.raises(ShardError, match=r"one of 4 readers, and this is one of 2"):
-        reader(0, 2).load_state_dict(state(0, 4))
+        reader(0, 2).load_state_dict(state_of(0, 4))
+
+
+def test_a_checkpoint_of_another_list_is_refused() -> None:
+    """Its ordinals mean other shards."""
+    state = ShardReader(NAMES, read, seed=7).state_dict()
+    with pytest.raises(ShardError, match="another list"):
+        ShardReader(NAMES[1:], read, seed=7).load_state_dict(state)
+    with pytest.raises(ShardError, match="another list"):
+        ShardReader(NAMES, read, seed=8).load_state_dict(state)
+
+
+def test_a_state_is_loaded_before_the_first_record() -> None:
+    """Afterwards it would be mixed with what was read."""
+    shards = ShardReader(NAMES, read)
+    state = shards.state_dict()
+    shards.load_state_dict(state)
+    next(shards)
+    with pytest.raises(ShardError, match="begun"):
+        shards.load_state_dict(state)

@@ -239,16 +239,6 @@ def test_one_rank_of_several_does_not_guess_what_others_had_done(master: Master,
         ShardReader(NAMES, read, seed=7).load_state_dict(old[0].state_dict())
 
 
-def test_a_checkpoint_of_another_list_is_refused(rank: Any) -> None:
-    """Its ordinals mean other shards."""
-    rank(0, 1)
-    state = ShardReader(NAMES, read, seed=7).state_dict()
-    with pytest.raises(ShardError, match="another list"):
-        ShardReader(NAMES[1:], read, seed=7).load_state_dict(state)
-    with pytest.raises(ShardError, match="another list"):
-        ShardReader(NAMES, read, seed=8).load_state_dict(state)
-
-
 def test_fewer_epochs_than_the_checkpoint_had_read_are_over_at_once(rank: Any) -> None:
     """Without an agent, too: the shard that it had begun is behind the last epoch."""
     rank(0, 1)
@@ -257,17 +247,6 @@ def test_fewer_epochs_than_the_checkpoint_had_read_are_over_at_once(rank: Any) -
     again = ShardReader(NAMES, read, epochs=1)
     again.load_state_dict(first.state_dict())
     assert take(again, 1) == []
-
-
-def test_a_state_is_loaded_before_the_first_record(rank: Any) -> None:
-    """Afterwards it would be mixed with what was read."""
-    rank(0, 1)
-    shards = ShardReader(NAMES, read)
-    state = shards.state_dict()
-    shards.load_state_dict(state)
-    next(shards)
-    with pytest.raises(ShardError, match="begun"):
-        shards.load_state_dict(state)
 
 
 def test_a_reader_that_cannot_seek_reads_a_shard_twice_and_says_so_once(rank: Any) -> None:
@@ -453,6 +432,21 @@ def test_a_reader_at_the_end_reads_what_is_returned_later(
     records += take(first, 1000)
     assert lost[0] in records
     once(records)
+
+
+def test_a_shard_whose_last_record_ends_a_step_is_committed_with_it(
+    master: Master, rank: Any
+) -> None:
+    """Its end shows behind the last commit, where a loop over a stream ends without another one."""
+    rank(0, 1, 1, master.path, replica=4)
+    shards = ShardReader(NAMES, read, seed=None)
+    step = 0
+    while take(shards, 1):
+        step += 1
+        shards.commit(step)
+    ledger = master.ledger
+    assert ledger is not None
+    wait(master, lambda: not ledger.unread)
 
 
 def wait(master: Master, true: Any) -> None:

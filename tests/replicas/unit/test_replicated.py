@@ -208,6 +208,24 @@ def test_all_ranks_of_fixed_replicas_save_a_checkpoint() -> None:
     assert made.saves
 
 
+def test_fixed_replicas_begin_as_the_world_that_they_are() -> None:
+    """Their roster has one number at each start: records of samples tell starts apart by others."""
+    made = replicated(model := linear())
+    train(made, model)
+    assert made.began == (0, 0)
+
+
+def test_a_stream_is_not_read_on_where_its_records_are_in_no_gradient() -> None:
+    """A replica thaws in the middle of a step that the others have made without it."""
+    made = replicated(model := linear(), on_loss="fewer")
+    dealt = made.dealt()
+    model(rows()[next(dealt)]).mean().backward()
+    next(dealt)
+    plan = Agreement(step=5, heals=((0, 1),), dealt={0: ()}, reason="")
+    with pytest.raises(ReplicasError, match="replica 0 was out of the roster for a while"):
+        made._follow(plan)
+
+
 class RankOne:
     """A group in which this is the second."""
 

@@ -157,9 +157,9 @@ class Batches:
     def _begin_record(self, record: SampleRecord) -> None:
         if not record.has_begun:
             mine, began = self._replicated.replica, self._replicated.began
-            name = None if began is None else generation(self._replicated.epoch)
-            size = self.map.micro_batch
-            record.begin(Origin(mine, name, began or 0, self.map.samples, size))
+            name = None if began is None else generation(began.epoch)
+            start = self._replicated.steps if began is None else began.steps
+            record.begin(Origin(mine, name, start, self.map.samples, self.map.micro_batch))
 
     def end_step(self) -> None:
         """Record a step whose gradient is in place, and drop what was read ahead for it."""

@@ -130,7 +130,7 @@ def count(records: Iterable[Iterable[Line]]) -> SampleCount:
     _drop_redone(files)
     used, missing = _used(files)
     steps = {step for one in files for step in one.steps}
-    first = min((one.origin.start for one in files if one.origin.generation is not None), default=0)
+    first = min((one.origin.start for one in files), default=0)
     epochs: dict[int, list[Read]] = defaultdict(list)
     for read in used:
         epochs[read.epoch].append(read)

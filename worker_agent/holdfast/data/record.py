@@ -96,6 +96,11 @@ class ShardRecords:
         self._read: dict[tuple[int, str], list[int]] = {}
         self._ended: set[tuple[int, str]] = set()
 
+    @property
+    def has_news(self) -> bool:
+        """Something was read, or has ended, that no commit has."""
+        return bool(self._read)
+
     def read(self, epoch: int, shard: str, position: int) -> None:
         """Note one record."""
         self._read.setdefault((epoch, shard), []).append(position)

@@ -147,6 +147,11 @@ class ReaderProgress:
         self.done.add(ordinal)
         self._news.append(ordinal)
 
+    @property
+    def has_news(self) -> bool:
+        """Shards are done that no commit has."""
+        return bool(self._news)
+
     def commit(self, step: int) -> None:
         """Take all that was read so far as part of the state after a step."""
         self.step = max(self.step, step)

@@ -123,7 +123,7 @@ class ShardReader(Generic[T]):
         self._digest = _digest(self._shards, seed)
         self._process = os.getpid()
         self._source: ShardSource | None = None
-        self._commits, self._again_at = False, 0.0
+        self._commits, self._is_committed, self._again_at = False, False, 0.0
         """The script says which steps its records are part of; when it may ask after the end."""
         self._order = (-1, tuple[int, ...]())
         """An epoch, and its shards in order."""
@@ -154,6 +154,7 @@ class ShardReader(Generic[T]):
         """
         while True:
             if self._records is None and not self._begin():
+                self._commit_ends()
                 raise StopIteration
             held = self._progress.held
             ordinal, position = next(iter(held.items()))
@@ -163,6 +164,7 @@ class ShardReader(Generic[T]):
                 self._end(ordinal)
                 continue
             held[ordinal] = position + 1
+            self._is_committed = False
             epoch, shard = self._named(ordinal)
             if self._record is not None:
                 self._record.read(epoch, shard, position)
@@ -183,6 +185,12 @@ class ShardReader(Generic[T]):
         self._shard_at = time.monotonic()
         self._records = iter(self._read(shard, position))
         return True
+
+    def _commit_ends(self) -> None:
+        """Commit shards whose last record was the last of a step: their end shows behind it."""
+        recorded = self._record is not None and self._record.has_news
+        if self._commits and self._is_committed and (recorded or self._progress.has_news):
+            self.commit(self._progress.step)
 
     def _end(self, ordinal: int) -> None:
         self._records = None
@@ -284,7 +292,7 @@ class ShardReader(Generic[T]):
         Args:
             step: Completed optimizer steps since training began, as in `Job.step`.
         """
-        self._commits = True
+        self._commits = self._is_committed = True
         if self._record is not None:
             self._record.commit(step, self._origin())
         self._progress.commit(step)
@@ -292,10 +300,11 @@ class ShardReader(Generic[T]):
             self._source.report(self._report(0))
 
     def _origin(self) -> Origin:
-        """Replicas of local SGD have a generation each: none does anew what another did."""
+        """Where nobody goes back to a checkpoint, nothing is done anew."""
         number = self._replica or self._rank
         step = self._state.step if self._state is not None else 0
-        return Origin(number, None if self._replica else generation(), step)
+        goes_back = self._checkpointed and not self._replica
+        return Origin(number, generation() if goes_back else None, step)
 
     def _report(self, wanted: int) -> ReaderReport:
         progress = self._progress

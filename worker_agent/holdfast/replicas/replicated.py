@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.job import tell_work
 from holdfast.local_sgd.members.members import MembersError, Membership
@@ -49,6 +49,15 @@ class OnLoss(enum.StrEnum):
     """The others compute what it had not delivered: each step has all its micro-batches."""
     FEWER = "fewer"
     """The step is taken with those that are there; the mean is over them."""
+
+
+class Began(NamedTuple):
+    """The begin of replicas that had no others to join."""
+
+    epoch: int
+    """Of their roster; 0: they are fixed."""
+    steps: int
+    """That all had."""
 
 
 class Replicated:
@@ -114,14 +123,14 @@ class Replicated:
         self._deal: tuple[int, ...] = ()
         self._agreed: tuple[int, tuple[int, ...]] | None = None
         """The step that members have agreed on, and what this replica is dealt in it."""
-        self._is_first_try, self._reduced_at = True, 0
+        self._is_first_try, self._has_reduced, self._work_from = True, False, 0
         self.steps = 0
         """Steps that are applied, those of a joiner's donor included; set it before the first
         step of a training that goes on from a checkpoint."""
         self.recomputed = 0
         """Micro-batches that this replica has computed for one that was lost."""
-        self.began: int | None = None
-        """Steps that all had when it began with others; None: it has not, or it joined others."""
+        self.began: Began | None = None
+        """How it began with others; None: it has not, or it joined others."""
 
     def carry(self, name: str, one: Stateful) -> None:
         """Give joiners the state of this too: a scheduler, a GradScaler, counters.
@@ -165,11 +174,6 @@ class Replicated:
         step, and this replica was given the gradient.
         """
         return math.nan if self._is_given else self._sum.total
-
-    @property
-    def epoch(self) -> int:
-        """Number of the members' list that is followed; 0 for fixed replicas."""
-        return self._membership.epoch
 
     @property
     def saves(self) -> bool:
@@ -223,13 +227,14 @@ class Replicated:
             self._deal = agreed[1]
         else:
             self._deal = tuple(range(self._group.rank, self.micro_batches, self._group.size))
-        if self.steps and self._members.changes and not self._is_state_checked:
-            self._is_state_checked = any(one.state for one in self._optimizers)
-            self._state.check()
+        if self._has_reduced and self._members.changes and not self._is_state_checked:
+            self._is_state_checked = True
+            self._state.check()  # the script has stepped the optimizer by now
         if self._is_new and self._members.changes:
             warm_up(self._optimizers)  # before others know of this replica
         if self._is_new or self._has_changed():
             self._meet(self._members.refresh)
+        self._work_from = time.monotonic_ns()
 
     def _has_changed(self) -> bool:
         """Tell if there is another roster: all ranks of this replica are told the same."""
@@ -253,17 +258,17 @@ class Replicated:
         return True
 
     def _tell_work(self) -> None:
-        """Report this rank's work since the step before; what it does for others says nothing."""
+        """Report this rank's work on its micro-batches; what it does for others says nothing."""
         count = len(self._sum.held)
-        if self._is_first_try and count and self._reduced_at:
-            tell_work((time.monotonic_ns() - self._reduced_at) // count)
+        if self._is_first_try and count:
+            tell_work((time.monotonic_ns() - self._work_from) // count)
         self._is_first_try = False
 
     def _count(self, lineage: int) -> None:
         """Count a step whose gradient is in place."""
         self._lineage, self._lineage_before = lineage, self._lineage
         self.steps += 1
-        self._reduced_at = time.monotonic_ns()
+        self._has_reduced = True
 
     @property
     def _voters(self) -> Group | None:
@@ -348,18 +353,12 @@ class Replicated:
     def _follow(self, plan: Agreement) -> None:
         """Carry out a plan; raises SyncError."""
         me = self.replica
+        joins = me in dict(plan.heals) and not plan.heal_first
+        if joins or me in plan.drops:
+            self._check_drop()
         if me in plan.drops:
             self._sum.drop()
-        if plan.heal_first:
-            all_or_none(self._voters, lambda: self._heal_all(plan))
-            self._begin_at(plan)
-        if plan.gradient_from is not None:
-            all_or_none(self._voters, lambda: self._give_gradient(plan))
-            if me in plan.behind:
-                self._sum.write_kept()
-                self._is_given = True
-                self._count(plan.lineage)
-        joins = me in dict(plan.heals) and not plan.heal_first
+        self._exchange(plan)
         again = bool(self._sum.held)
         if joins:
             self._sum.drop()
@@ -376,6 +375,31 @@ class Replicated:
             self.recomputed += len(self._deal)
         self._agreed = plan.step, self._deal
 
+    def _check_drop(self) -> None:
+        """Refuse to go on with the next records of a stream where those of this step are lost."""
+        if self._sum.held and self._on_loss is OnLoss.FEWER:
+            raise ReplicasError(
+                f"replica {self.replica} was out of the roster for a while: what it had read for "
+                f"step {self.steps} is in no gradient, and a stream cannot read it again here; it "
+                "begins anew"
+            )
+
+    def _exchange(self, plan: Agreement) -> None:
+        """Give and take state and gradients; count them once all ranks of this replica have them.
+
+        Raises:
+            SyncError: they were not given whole.
+        """
+        if plan.heal_first:
+            all_or_none(self._voters, lambda: self._heal_all(plan))
+            self._begin_at(plan)
+        if plan.gradient_from is not None:
+            all_or_none(self._voters, lambda: self._give_gradient(plan))
+            if self.replica in plan.behind:
+                self._sum.write_kept()
+                self._is_given = True
+                self._count(plan.lineage)
+
     def _heal_all(self, plan: Agreement) -> None:
         """Give all the state of one, before the first step."""
         if not plan.heals:
@@ -391,7 +415,9 @@ class Replicated:
     def _begin_at(self, plan: Agreement) -> None:
         """Begin with all others, as all ranks of this replica have their state."""
         self._state.load_position()
-        self.began = self.steps = plan.step
+        self.steps = plan.step
+        epoch = self._membership.epoch if self._members.changes else 0
+        self.began = Began(epoch, plan.step)
         self._is_whole = True
         self._lineage = self._lineage_before = plan.lineage
 

@@ -99,7 +99,8 @@ def _inquire(
 
 def _members(job: JobContext, world: World) -> list[wire.WorldReplica]:
     """The replicas of the newest roster that have not ended."""
-    members = [one for one in world.replicas if one.number in job.state.named_replicas]
+    named = frozenset(job.state.named_replicas)
+    members = [one for one in world.replicas if one.number in named]
     return [one for one in members if not world.finished.issuperset(world.members_of(one))]
 
 

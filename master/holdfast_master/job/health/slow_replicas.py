@@ -27,12 +27,11 @@ def look(job: JobContext, world: World) -> None:
     if settings is None:
         return
     job.health.begin(world.round)
-    works = job.health.replica_work
-    members = [one for one in world.replicas if one.number in job.state.named_replicas]
-    for gone in works.keys() - {one.number for one in members}:
+    works, named = job.health.replica_work, frozenset(job.state.named_replicas)
+    members = [one for one in world.replicas if one.number in named]
+    for gone in works.keys() - named:
         del works[gone]
-    for one in members:
-        _take(job, world, one, works.setdefault(one.number, ReplicaWork()))
+    members = [one for one in members if _take(job, world, one)]
     out_of = max(1, settings.votes_out_of)
     if policy.vote(works, settings.slowdown_percent, max(1, settings.votes), out_of):
         group = job.health.groups.setdefault(GROUP, GroupHistory())
@@ -41,11 +40,15 @@ def look(job: JobContext, world: World) -> None:
         stragglers.report(job, group, found)
 
 
-def _take(job: JobContext, world: World, replica: wire.WorldReplica, work: ReplicaWork) -> None:
+def _take(job: JobContext, world: World, replica: wire.WorldReplica) -> bool:
+    """Look at a replica's newest step; False: it tells no work, as one that is dealt none."""
     reports = [item for _, item in job.membership.reports(world.members_of(replica))]
-    if reports and all(item.work_seconds > 0 for item in reports):
-        step = min(item.step for item in reports)
-        work.look(step, max(item.work_seconds for item in reports))
+    if not reports or not all(item.work_seconds > 0 for item in reports):
+        job.health.replica_work.pop(replica.number, None)
+        return False
+    work = job.health.replica_work.setdefault(replica.number, ReplicaWork())
+    work.look(min(one.step for one in reports), max(one.work_seconds for one in reports))
+    return True
 
 
 def _verdict(

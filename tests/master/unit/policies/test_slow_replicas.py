@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from statistics import median
+
+import pytest
+
 from holdfast_master.policies.slow_replicas import LOOKS, ReplicaWork, vote
 
 
@@ -52,3 +57,18 @@ def test_nobody_is_judged_while_one_has_not_been_looked_at_enough() -> None:
     lone = {1: ReplicaWork()}
     look(lone, {1: 0.1})
     assert not vote(lone, 20.0, 1, 1)
+
+
+def test_the_middle_of_the_others_leaves_each_replica_out() -> None:
+    """By sorting once: the same as a median over all the others, also where some are equal."""
+    seed = random.randrange(10_000)
+    luck = random.Random(seed)
+    for count in (2, 3, 4, 7):
+        seconds = {number: luck.choice((0.1, 0.2, luck.random() + 0.01)) for number in range(count)}
+        works = {number: ReplicaWork() for number in seconds}
+        look(works, seconds)
+        assert vote(works, 20.0, 1, 1)
+        for number, one in works.items():
+            others = median(value for each, value in seconds.items() if each != number)
+            found = seconds[number] / (1 + one.percent / 100)
+            assert found == pytest.approx(others), f"seed {seed}: {seconds}"
