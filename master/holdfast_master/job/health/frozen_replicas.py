@@ -5,6 +5,7 @@ Their ranks are in worlds of their own, so collectives cannot be compared as in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -34,7 +35,10 @@ that needs no longer wait. Replicas in step all wait for such a one."""
 EARLY_STEPS: Final = 5.0
 """The same in steps of usual length."""
 EARLY_APART: Final = 30.0
-"""Between two such questions, s: pauses that are no fault, as of a data loader, may be frequent."""
+"""Between two such questions where the first blamed nobody, s: pauses that are no fault, as of a
+data loader, may be frequent."""
+_MEETING: Final = 2.0
+"""Times that the others may take until they step without one that was put out: they meet anew."""
 _WORK: Final = frozenset({wire.RankSection.EVAL, wire.RankSection.CHECKPOINT})
 
 
@@ -51,7 +55,7 @@ def look(job: JobContext, world: World) -> None:
     limit = max(LEAST_SECONDS, STEPS * world.step_seconds)
     if not paces:
         return
-    _forget_blamed(job, limit)
+    _forget_blamed(job, world, limit)
     if policy.all_still(paces, _early(world)) is None:
         job.worlds.inquiry = None
     elif len(members) > 1:
@@ -71,10 +75,13 @@ def look(job: JobContext, world: World) -> None:
         _look_longer(job, world, settings, paces, starting)
 
 
-def _forget_blamed(job: JobContext, limit: float) -> None:
+def _forget_blamed(job: JobContext, world: World, limit: float) -> None:
     """Be ready to ask again: whom a blamed replica kept waiting should have stepped by now."""
     asked = job.worlds.inquiry
-    if asked is not None and asked.blamed and job.now - job.worlds.put_out_at >= limit:
+    if asked is None or not asked.blamed:
+        return
+    enough = _MEETING * _early(world) if asked.early else limit
+    if job.now - job.worlds.put_out_at >= enough:
         job.worlds.inquiry = None
 
 
@@ -182,6 +189,7 @@ def judge(job: JobContext, world: World) -> None:
     starting = {one.number for one in members if asked.early or _pace(job, world, one) is None}
     for found in policy.stuck_by_itself(verdicts, starting):
         asked.blamed = True
+        job.worlds.asked_early_at = -math.inf
         _put_out(job, world, found)
 
 

@@ -66,8 +66,25 @@ def test_a_second_replica_that_freezes_is_out_too() -> None:
     job.run(5.0)
     assert roster(job).replicas == (1, 3, 4), job.tale()
     assert job.agents[2].sampling.hang(HangKind.STOPPED, 0) is not None
-    job.run(45.0)
+    job.run(10.0)
     assert roster(job).replicas == (1, 4), job.tale()
+
+
+def test_a_replica_that_freezes_soon_after_another_is_out_as_soon() -> None:
+    """The question that found the first was no pause: the next one need not wait half a minute."""
+    job = replicated(3)
+    assert job.agents[1].sampling.hang(HangKind.STOPPED, 0) is not None
+    for rank in (0, 2):
+        stands(job, rank)
+    job.run(5.0)
+    assert roster(job).replicas == (1, 3), job.tale()
+    for rank in (0, 2):
+        stands(job, rank, stuck=False)
+    job.run(6.0)
+    assert job.agents[2].sampling.hang(HangKind.STOPPED, 0) is not None
+    stands(job, 0)
+    job.run(5.0)
+    assert roster(job).replicas == (1,), job.tale()
 
 
 def test_a_pause_of_all_is_asked_about_once_and_blames_nobody() -> None:
