@@ -13,7 +13,7 @@ from bench.harness.record import DOCS, Bench, to_line
 
 NAMES = (
     *("hang", "health", "ledger", "load", "local_sgd", "nodes", "overhead", "preflight"),
-    *("recovery", "scale", "start", "universal"),
+    *("recovery", "replicas", "scale", "start", "universal"),
 )
 PACKAGES = {name: f"bench.{name}.__main__" for name in NAMES} | {
     "metrics": "bench.load.metrics",
