@@ -53,12 +53,14 @@ async def test_a_look_moves_nothing_that_counts_as_work(worlds: Worlds) -> None:
 
     A kernel short of memory has dropped pages of libraries, which a look reads again, once.
     """
+    most = []
     for _ in range(3):
         outcome = await worlds.hang("sleep", ranks=3, odd=1, step=4)
         assert outcome.evidence[1].later_stacks or outcome.evidence[1].stack
-        if all(one.moved_bytes < 4096 for one in outcome.evidence):
-            return
-    raise AssertionError(outcome.evidence)
+        most.append(max(one.moved_bytes for one in outcome.evidence))
+        if most[-1] < 4096:
+            break
+    assert min(most) < 4096
 
 
 async def test_a_stopped_rank_costs_no_more_time_than_one_that_answers(worlds: Worlds) -> None:
