@@ -32,6 +32,7 @@ import faults
 import holdfast
 from flags import flags
 from gpt_model import CONTEXT, GPT, next_byte_loss
+from launched_world import join_world
 from loss_log import LossLog
 from progress import Progress
 
@@ -79,14 +80,6 @@ def train(args: argparse.Namespace) -> None:
             validate(done, model, validation)
     flash.close(done.step)
     validate(done, model, validation)
-
-
-def join_world() -> None:
-    """Join the world that the launcher made, or be a world of one."""
-    if dist.is_torchelastic_launched():
-        dist.init_process_group("gloo")
-    else:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def leave_world() -> None:

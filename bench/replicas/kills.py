@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +36,7 @@ _LIMIT_SECONDS: Final = 120.0
 """For a recovery, and for the return of what was killed."""
 _SPARE_SECONDS: Final = 60.0
 """On top, before a trial is ended from outside."""
+_Look = Callable[[list[Event]], dict[str, float] | None]
 _SETTLED: Final = 12
 """Whole steps before a kill."""
 
@@ -151,10 +152,14 @@ class KillTrial:
             reached = figures.next_whole(figures.whole_steps(events), moment)
             return None if reached is None else {r.STOPPED: reached.t - moment}
 
-        found = self.follower.wait(on, moment + _LIMIT_SECONDS)
+        return self._seen(on, moment)
+
+    def _seen(self, look: _Look, moment: float) -> dict[str, float]:
+        """Return what the events show after a loss at a moment; raises RuntimeError."""
+        found = self.follower.wait(look, moment + _LIMIT_SECONDS)
         if found is None:
             steps = figures.whole_steps(self.follower.events())[-3:]
-            raise RuntimeError(f"nobody went on after a stop at {moment}: {steps}")
+            raise RuntimeError(f"no whole world after a loss at {moment}: {steps}")
         return found
 
     def losses(self) -> list[dict[str, float]]:
@@ -175,11 +180,7 @@ class KillTrial:
             cost = figures.loss(events, moment, victims, RANKS, self.replicas)
             return None if come is None or cost is None else cost | come
 
-        found = self.follower.wait(lost, moment + _LIMIT_SECONDS)
-        if found is None:
-            steps = figures.whole_steps(self.follower.events())[-3:]
-            raise RuntimeError(f"no whole world after a kill at {moment}: {steps}")
-        return found
+        return self._seen(lost, moment)
 
     def window(self) -> list[dict[str, float]]:
         """Kill a rank each so many seconds."""

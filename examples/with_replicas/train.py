@@ -28,6 +28,7 @@ import holdfast
 from gpt_model import CONTEXT, GPT, next_byte_loss
 from holdfast.data import Batches, BatchOptions
 from holdfast.replicas import Replicated, members_of_environment, mesh_of
+from launched_world import join_world
 from progress import Progress
 
 
@@ -51,6 +52,7 @@ def main() -> None:
     """Meet the other replicas, train, print the loss."""
     args = arguments()
     job = holdfast.init()
+    torch.set_num_threads(1)
     join_world()
     replicated, model, optimizer = replicate(args)
     done = Progress()
@@ -81,15 +83,6 @@ def main() -> None:
             break
     flash.close(done.step if replicated.saves else None)
     print(f"replica {replicated.replica} ends; for others {replicated.recomputed}", flush=True)
-
-
-def join_world() -> None:
-    """Join the world of this replica's ranks, or be a world of one."""
-    torch.set_num_threads(1)
-    if dist.is_torchelastic_launched():
-        dist.init_process_group("gloo")
-    else:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def replicate(args: argparse.Namespace) -> tuple[Replicated, GPT, torch.optim.Optimizer]:

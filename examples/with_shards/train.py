@@ -28,6 +28,7 @@ import english_text
 import holdfast
 from gpt_model import CONTEXT, GPT, next_byte_loss
 from holdfast.data.shards import ShardReader
+from launched_world import join_world
 from progress import Progress
 
 SHARDS = 48
@@ -53,6 +54,7 @@ def main() -> None:
     """Train until no shard is left, print the loss."""
     args = arguments()
     holdfast.init()
+    torch.set_num_threads(1)
     join_world()
     torch.manual_seed(0)
     model = DistributedDataParallel(GPT())
@@ -99,15 +101,6 @@ def step(
     total = loss.detach().clone()
     dist.all_reduce(total)
     return total.item()
-
-
-def join_world() -> None:
-    """Join the launcher's ranks, or be a world of one."""
-    torch.set_num_threads(1)
-    if dist.is_torchelastic_launched():
-        dist.init_process_group("gloo")
-    else:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def arguments() -> argparse.Namespace:

@@ -66,7 +66,7 @@ class JoinerState:
     def carry(self, name: str, one: Stateful) -> None:
         """Give joiners the state of this too; raises ReplicasError if it is no plain data."""
         self._carried[name] = one
-        _begin_scaling(one)
+        _begin_scaling(one, local(self._parts[0][0]).device)
         self.position()
         self._load_carried()
 
@@ -132,13 +132,12 @@ class JoinerState:
         yield pack(self._inner.give(len(self._parts)))
 
 
-def _begin_scaling(one: Any) -> None:
+def _begin_scaling(one: Any, device: torch.device) -> None:
     """Let a GradScaler know its scale: a joiner steps before it has scaled a loss."""
     import torch
 
     if isinstance(one, torch.amp.GradScaler) and one.is_enabled():
-        device = "cpu" if not torch.accelerator.is_available() else None
-        one.scale(torch.zeros((), device=device or torch.accelerator.current_accelerator()))
+        one.scale(torch.zeros((), device=device))
 
 
 def _put(parcel: torch.Tensor, broadcast: Broadcast) -> None:
@@ -200,7 +199,10 @@ class Healing:
         self._has_ended.wait(self._timeout)
 
     def _run(self) -> None:
-        """Transfer; the thread ends some time later, when gloo has left a frozen partner."""
+        """Transfer; the thread ends some time later, when gloo has left a frozen partner.
+
+        A `finally` would say the end only then: the group goes with the error's frames.
+        """
         try:
             if self._position is None:
                 self._state.take(self._connect())

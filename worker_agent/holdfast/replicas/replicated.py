@@ -118,12 +118,13 @@ class Replicated:
         """It has no state that the others know: before a meeting, and until it is given theirs."""
         self._is_whole = True
         """False: a donor was lost, or is at it: weights and moments are of unlike steps."""
-        self._is_given = self._is_in_step = self._sees_change = self._is_state_checked = False
+        self._is_given = self._is_in_step = self._sees_change = False
         self._lineage = self._lineage_before = 0
         self._deal: tuple[int, ...] = ()
         self._agreed: tuple[int, tuple[int, ...]] | None = None
         """The step that members have agreed on, and what this replica is dealt in it."""
-        self._is_first_try, self._has_reduced, self._work_from = True, False, 0
+        self._begun = self._work_from = 0
+        """Steps of this process, and when the work of the newest began, ns; 0: it is told."""
         self.steps = 0
         """Steps that are applied, those of a joiner's donor included; set it before the first
         step of a training that goes on from a checkpoint."""
@@ -221,14 +222,13 @@ class Replicated:
             )
         self._is_in_step, self._is_given = True, False
         self._sum.drop()
-        self._is_first_try = True
+        self._begun += 1
         agreed, self._agreed = self._agreed, None
         if agreed is not None and agreed[0] == self.steps:
             self._deal = agreed[1]
         else:
             self._deal = tuple(range(self._group.rank, self.micro_batches, self._group.size))
-        if self._has_reduced and self._members.changes and not self._is_state_checked:
-            self._is_state_checked = True
+        if self._begun == 2 and self._members.changes:
             self._state.check()  # the script has stepped the optimizer by now
         if self._is_new and self._members.changes:
             warm_up(self._optimizers)  # before others know of this replica
@@ -260,15 +260,14 @@ class Replicated:
     def _tell_work(self) -> None:
         """Report this rank's work on its micro-batches; what it does for others says nothing."""
         count = len(self._sum.held)
-        if self._is_first_try and count:
+        if self._work_from and count:
             tell_work((time.monotonic_ns() - self._work_from) // count)
-        self._is_first_try = False
+        self._work_from = 0
 
     def _count(self, lineage: int) -> None:
         """Count a step whose gradient is in place."""
         self._lineage, self._lineage_before = lineage, self._lineage
         self.steps += 1
-        self._has_reduced = True
 
     @property
     def _voters(self) -> Group | None:

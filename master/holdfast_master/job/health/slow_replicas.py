@@ -38,6 +38,8 @@ def look(job: JobContext, world: World) -> None:
         slow = [one for one in members if works[one.number].slow_since]
         found = tuple(_verdict(world, one, works[one.number], out_of) for one in slow)
         stragglers.report(job, group, found)
+    elif len(works) < 2 and (left := job.health.groups.pop(GROUP, None)) is not None:
+        stragglers.report(job, left, ())  # nobody is there to be slower than
 
 
 def _take(job: JobContext, world: World, replica: wire.WorldReplica) -> bool:
@@ -65,6 +67,7 @@ def _verdict(
         subject=Subject.NODE if alone else Subject.RANK,
         node=stragglers.name_of(nodes[0]) if alone else "",
         ranks=tuple(ranks),
+        replica=replica.number,
         since_step=work.slow_since,
         percent=work.percent,
         node_seconds_per_hour=36.0 * work.percent / (1 + work.percent / 100) * len(world.places),

@@ -200,4 +200,4 @@ def report(job: JobContext, group: GroupHistory, found: tuple[StragglerVerdict, 
 
 
 def _accused(verdicts: tuple[StragglerVerdict, ...]) -> set[tuple[object, ...]]:
-    return {(one.subject, one.node, one.ranks) for one in verdicts}
+    return {(one.subject, one.node, one.replica, one.ranks) for one in verdicts}

@@ -1,4 +1,4 @@
-"""What is wrong with a reader's first words, whoever else reads.
+"""Faults in a reader's first words, among them what its checkpoint claims.
 
 Belongs here: one message by itself. Does not belong here: whether readers agree
 (`job.data.shards`).

@@ -51,6 +51,8 @@ class StragglerVerdict:
     considered: tuple[str, ...]
     """Other causes, and what the data say of each."""
     reason: str
+    replica: int = 0
+    """Whose ranks these are: each replica counts its own; 0: the world is one."""
     own_work: str = ""
     """Why the rank may have work of its own, which goes with it to any node; empty: nothing says
     so."""

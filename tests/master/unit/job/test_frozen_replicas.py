@@ -47,24 +47,26 @@ def test_a_replica_that_hangs_is_out_until_it_steps_again() -> None:
     assert rounds_of(job) == before
 
 
-def test_a_stopped_process_is_out_within_five_seconds() -> None:
-    """That sign needs no long wait; who only stands still is given it."""
-    job = replicated(3)
+def stopped(nodes: int) -> SteeredJob:
+    """A job of as many replicas whose second one was stopped, and is out of the roster."""
+    job = replicated(nodes)
     assert job.agents[1].sampling.hang(HangKind.STOPPED, 0) is not None
-    for rank in (0, 2):
+    others = [rank for rank in range(nodes) if rank != 1]
+    for rank in others:
         stands(job, rank)
     job.run(5.0)
-    assert roster(job).replicas == (1, 3), job.tale()
+    assert roster(job).replicas == tuple(rank + 1 for rank in others), job.tale()
+    return job
+
+
+def test_a_stopped_process_is_out_within_five_seconds() -> None:
+    """That sign needs no long wait; who only stands still is given it."""
+    assert roster(stopped(3)).replicas == (1, 3)
 
 
 def test_a_second_replica_that_freezes_is_out_too() -> None:
     """The first is out and the rest still stand: they are asked again, once it took too long."""
-    job = replicated(4)
-    assert job.agents[1].sampling.hang(HangKind.STOPPED, 0) is not None
-    for rank in (0, 2, 3):
-        stands(job, rank)
-    job.run(5.0)
-    assert roster(job).replicas == (1, 3, 4), job.tale()
+    job = stopped(4)
     assert job.agents[2].sampling.hang(HangKind.STOPPED, 0) is not None
     job.run(10.0)
     assert roster(job).replicas == (1, 4), job.tale()
@@ -72,12 +74,7 @@ def test_a_second_replica_that_freezes_is_out_too() -> None:
 
 def test_a_replica_that_freezes_soon_after_another_is_out_as_soon() -> None:
     """The question that found the first was no pause: the next one need not wait half a minute."""
-    job = replicated(3)
-    assert job.agents[1].sampling.hang(HangKind.STOPPED, 0) is not None
-    for rank in (0, 2):
-        stands(job, rank)
-    job.run(5.0)
-    assert roster(job).replicas == (1, 3), job.tale()
+    job = stopped(3)
     for rank in (0, 2):
         stands(job, rank, stuck=False)
     job.run(6.0)

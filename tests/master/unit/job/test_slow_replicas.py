@@ -47,6 +47,28 @@ def test_of_a_replica_on_two_nodes_no_node_is_accused() -> None:
     assert [(one.subject, one.node) for one in job.core.health(job.moment()).slow] == [("rank", "")]
 
 
+def test_two_slow_replicas_on_several_nodes_are_told_apart() -> None:
+    """Their ranks have the same numbers: the second one is news as well."""
+    job = replicated(8, nodes_per_replica=2, health=wire.HealthPolicy(straggler=POLICY))
+    works(job, dict.fromkeys(range(8), 0.1) | {2: 0.2, 3: 0.2})
+    job.run(60.0)
+    works(job, {4: 0.2, 5: 0.2})
+    job.run(60.0)
+    named = [text.split(" (")[0] for text in job.texts("StragglerFound")]
+    assert named == ["replica 2", "replica 3"]
+
+
+def test_a_verdict_ends_with_the_replicas_that_it_compares() -> None:
+    """One that is left alone is slower than nobody."""
+    job = replicated(2, health=wire.HealthPolicy(straggler=POLICY))
+    works(job, {0: 0.1, 1: 0.2})
+    job.run(60.0)
+    assert len(job.core.health(job.moment()).slow) == 1
+    works(job, {0: 0.0})
+    job.run(5.0)
+    assert job.core.health(job.moment()).slow == ()
+
+
 def test_replicas_that_tell_no_work_are_not_judged() -> None:
     """As under local SGD, where each has steps of its own."""
     job = replicated(3, health=wire.HealthPolicy(straggler=POLICY))
