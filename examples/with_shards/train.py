@@ -72,7 +72,7 @@ def main() -> None:
         if done.step % 10 == 0 and dist.get_rank() == 0:
             print(f"step {done.step}  loss {loss:.3f}", flush=True)
         shards.commit(done.step)  # all records so far are part of the state after this step
-        if flash.step(done.step) is holdfast.SAVE_AND_STOP:
+        if flash.step(done.step, loss=loss) is holdfast.SAVE_AND_STOP:
             break
     flash.close(done.step)
 
