@@ -242,6 +242,16 @@ def test_a_file_is_a_notice_from_its_writing_to_its_removal(tmp_path: Path) -> N
         source.read()
 
 
+def test_a_file_that_is_stamped_with_the_tick_before_the_agent_is_a_notice(tmp_path: Path) -> None:
+    """The kernel's stamp of a file that was written just now is some milliseconds old."""
+    path = tmp_path / "notice"
+    (source,) = named(f"file:{path}").values()
+    began = time.time()
+    path.write_text("preemption")
+    os.utime(path, (began - 0.02, began - 0.02))
+    assert taken(source.read())
+
+
 class Heard:
     """What a watch told the event loop."""
 

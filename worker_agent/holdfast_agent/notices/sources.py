@@ -102,6 +102,9 @@ _AZURE: Final = {"Metadata": "true"}
 _AZURE_EVENTS: Final = "/metadata/scheduledevents?api-version=2020-07-01"
 _AZURE_NAME: Final = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 _MOST_FILE_BYTES: Final = 4096
+_FILE_CLOCK_SECONDS: Final = 0.1
+"""The kernel stamps a new file with its last tick, up to 10 ms before the write; a virtual machine
+that is not given its core ticks later still."""
 
 
 class Source(Protocol):
@@ -215,7 +218,7 @@ class NoticeFile:
     def __init__(self, path: str) -> None:
         """A file that is older than this object is about an agent before this one."""
         self._path = Path(path)
-        self._began = time.time()
+        self._began = time.time() - _FILE_CLOCK_SECONDS
 
     def read(self) -> Notice | None:
         """Return the notice; a missing file has none."""
