@@ -42,7 +42,7 @@ WORKERS ?= 2
 # half of their time.
 PROCESSES ?= 3
 # Long tests wait for processes to start and end, and for each other.
-WIDE ?= 3
+WIDE ?= 2
 # A line with make's own name for itself would run under `make -n` too.
 CHECK_STYLE := $(MAKE) check-style
 CHECK_TYPES := $(MAKE) check-types

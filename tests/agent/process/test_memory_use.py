@@ -165,6 +165,12 @@ def test_the_kernel_s_own_count_of_kills_is_read(limited_group: Path) -> None:
     assert done.stdout == f"-9 {768 * MIB} True True 1\n"
 
 
+OTHERS = pytest.mark.extended(
+    "a child of a rank is in its group, whose kills are counted as its own are",
+    held_by=[
+        "agent/process/test_memory_use.py::test_a_failure_is_reported_with_the_container_s_memory"
+    ],
+)
 HUNGRY = "open('/proc/self/oom_score_adj', 'w').write('1000'); b'x' * (2 << 30)"
 """Wants more than the group has; the kernel ends it and not the agent, which may be larger."""
 _KILLS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
@@ -182,7 +188,7 @@ raise RuntimeError(f"the loader ended with {{child.returncode}}")
     [
         pytest.param(HUNGRY, -signal.SIGKILL, 1, id="the-kernel-ends-the-rank"),
         pytest.param(_KILLS_ITSELF, -signal.SIGKILL, 0, id="somebody-else-does"),
-        pytest.param(_HUNGRY_CHILD, 1, 1, id="the-kernel-ends-its-child"),
+        pytest.param(_HUNGRY_CHILD, 1, 1, id="the-kernel-ends-its-child", marks=OTHERS),
     ],
 )
 async def test_a_failure_is_reported_with_the_container_s_memory(

@@ -408,6 +408,10 @@ def test_a_whole_check_measures_every_resource_of_a_node(tmp_path: Path) -> None
     assert result.peak_bytes < 2 << 30
 
 
+@pytest.mark.extended(
+    "two whole agents measure the same link, with the same figures",
+    held_by=["agent/process/test_check_orders.py::test_two_nodes_measure_what_lies_between_them"],
+)
 @pytest.mark.train
 def test_two_nodes_reduce_over_gloo_after_the_link(tmp_path: Path) -> None:
     """Two children of two agents: TCP, then gloo, each reported by both."""

@@ -14,8 +14,18 @@ import pytest
 
 from agents.agent_process import AgentProcess, StartAgent, is_alive, wait_gone
 from cluster.rights import needs_pods
+from house.extended import usual
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
+OTHERS = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "agent/process/test_standalone.py::test_a_script_that_always_fails_is_started_as_often_as_by_torchrun",
+        "agent/process/test_standalone.py::test_a_signal_ends_the_run_and_everything",
+        "agent/process/test_standalone.py::test_a_run_needs_neither_its_hosts_name_nor_ipv4",
+        "agent/process/test_standalone.py::test_a_shell_that_keeps_the_containers_sigterm_is_told",
+    ],
+)
 
 MAIN = [sys.executable, "-c", "from holdfast_agent.main import main; main()"]
 
@@ -90,7 +100,7 @@ def test_an_agent_started_with_closed_streams_opens_none_of_its_own_there(tmp_pa
     assert seen.read_text() == " ".join(["/dev/null"] * 3)
 
 
-@pytest.mark.parametrize("restarts", [0, 1, 2])
+@pytest.mark.parametrize("restarts", usual([0, 1, 2], 1, more=OTHERS))
 def test_a_script_that_always_fails_is_started_as_often_as_by_torchrun(
     restarts: int, start: StartAgent
 ) -> None:
@@ -116,7 +126,11 @@ def test_a_failure_is_survived(running: StartAgent) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGHUP, 129, marks=OTHERS),
+    ],
     ids=["int", "term", "hup"],
 )
 def test_a_signal_ends_the_run_and_everything(
@@ -190,7 +204,7 @@ STANDALONE = [*MAIN, "--nproc-per-node=2", "network.py"]
 @pytest.mark.parametrize(
     "line",
     [
-        "hostname nowhere.invalid",
+        pytest.param("hostname nowhere.invalid", marks=OTHERS),
         # gloo itself falls back to 127.0.0.1 where nobody names an interface.
         "ip address del 127.0.0.1/8 dev lo; export GLOO_SOCKET_IFNAME=lo",
     ],
@@ -228,7 +242,7 @@ def test_a_run_bears_any_character_in_its_paths(start: StartAgent, tmp_path: Pat
     [
         ('"$@"; exit $?', True),
         ('exec "$@"', False),
-        ("trap 'kill $!' TERM; \"$@\"; exit $?", False),
+        pytest.param("trap 'kill $!' TERM; \"$@\"; exit $?", False, marks=OTHERS),
     ],
     ids=["swallows", "exec", "passes-on"],
 )

@@ -31,8 +31,16 @@ from holdfast.flash.tools.formats import conversion
 from holdfast.flash.tools.formats import safetensors as ours
 from holdfast.flash.tools.formats.pickles import Pickles
 from holdfast.flash.tools.printing import Bar
+from house.extended import usual
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
+MORE = pytest.mark.extended(
+    "other formats of the same test",
+    held_by=[
+        "flash/process/test_foreign_formats.py::test_every_conversion_tells_of_every_byte",
+        "flash/process/test_foreign_formats.py::test_ctrl_c_leaves_nothing_that_looks_whole",
+    ],
+)
 
 
 def _state() -> dict[str, Any]:
@@ -368,7 +376,9 @@ def test_a_bar_is_drawn_on_a_terminal_and_lines_in_a_log(tmp_path: Path) -> None
         assert (tmp_path / "log").read_text() == lines
 
 
-@pytest.mark.parametrize("to", conversion.TARGETS)
+@pytest.mark.parametrize(
+    "to", usual(conversion.TARGETS, "holdfast", "deepspeed-universal", more=MORE)
+)
 def test_every_conversion_tells_of_every_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
@@ -402,7 +412,15 @@ def _interrupted(words: Sequence[str], is_time: Callable[[int], bool]) -> str:
     return error
 
 
-@pytest.mark.parametrize("to", [*{to.removesuffix("-0.3"): to for to in conversion.TARGETS}])
+@pytest.mark.parametrize(
+    "to",
+    usual(
+        dict.fromkeys(to.removesuffix("-0.3") for to in conversion.TARGETS),
+        "holdfast",
+        "deepspeed-universal",
+        more=MORE,
+    ),
+)
 def test_ctrl_c_leaves_nothing_that_looks_whole(tmp_path: Path, to: str) -> None:
     """In the middle of the writing."""
     weights = {f"w{number}": torch.zeros(8_000_000) for number in range(12)}

@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from checkpoints.flash_world import Keeping, Worlds
+from house.extended import usual
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+OTHERS = pytest.mark.extended(
+    "the other worlds of the same refusals and shapes",
+    held_by=[
+        "flash/process/test_worlds.py::test_what_one_rank_refuses_no_rank_loads",
+        "flash/process/test_worlds.py::test_shapes_that_no_world_divides_go_from_one_world_to_the_next",
+    ],
+)
 CELLS = [("plain", 1), ("ddp", 2), ("ddp", 3), ("fsdp", 1), ("fsdp", 2), ("fsdp", 3)]
 
 
@@ -122,6 +130,10 @@ def test_every_generator_is_reseeded() -> None:
         assert len(set(kind)) == 5
 
 
+@pytest.mark.extended(
+    "every step of an overlapped copy is compared in another test",
+    held_by=["flash/process/test_overlap.py::test_every_step_is_saved_as_it_was"],
+)
 def test_an_overlapped_copy_saves_what_the_step_left(worlds: Worlds, tmp_path: Path) -> None:
     """With forward and backward running beside the copy, what is loaded is what was saved."""
     root = str(tmp_path / "ck")
@@ -139,9 +151,19 @@ def test_a_rank_saves_alone_and_after_an_evaluation(worlds: Worlds, tmp_path: Pa
     assert (loaded["start"], loaded["loaded"]) == (2, saved["saved"])
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
-    ("misfit", "text"), [("more", "extra.odd is not in the"), ("picky", "extra.odd: Picky refused")]
+    ("kind", "misfit", "text"),
+    usual(
+        [
+            ("ddp", "more", "extra.odd is not in the"),
+            ("fsdp", "more", "extra.odd is not in the"),
+            ("ddp", "picky", "extra.odd: Picky refused"),
+            ("fsdp", "picky", "extra.odd: Picky refused"),
+        ],
+        ("ddp", "more", "extra.odd is not in the"),
+        ("fsdp", "picky", "extra.odd: Picky refused"),
+        more=OTHERS,
+    ),
 )
 def test_what_one_rank_refuses_no_rank_loads(
     worlds: Worlds, tmp_path: Path, kind: str, misfit: str, text: str
@@ -219,7 +241,9 @@ def test_tensor_parallel_and_two_dimensional_meshes_are_reshaped(
     assert wrong == []
 
 
-@pytest.mark.parametrize("counts", [(4, 3, 1), (1, 3, 4)], ids=["4 3 1", "1 3 4"])
+@pytest.mark.parametrize(
+    "counts", [pytest.param((4, 3, 1), marks=OTHERS), (1, 3, 4)], ids=["4 3 1", "1 3 4"]
+)
 def test_shapes_that_no_world_divides_go_from_one_world_to_the_next(
     worlds: Worlds, tmp_path: Path, counts: tuple[int, ...]
 ) -> None:

@@ -14,9 +14,14 @@ import pytest
 
 from checkpoints.forked_worlds import SUPPORT
 from holdfast.integrations.megatron.arguments import OF_LOAD, OF_SAVE, refuse_unknown
+from house.extended import usual
 from megatron_worlds.worlds import Worlds
 
 pytestmark = pytest.mark.train
+MORE = pytest.mark.extended(
+    "the other precision of the same test",
+    held_by=["integrations/megatron/test_drop_in.py::test_a_finetuning_takes_the_weights_alone"],
+)
 LATEST = "latest_checkpointed_iteration.txt"
 
 
@@ -66,7 +71,7 @@ def test_a_job_starts_from_another_directory_once(worlds: Worlds, tmp_path: Path
     assert (again[0]["start"], again[0]["loaded"]) == (3, begun[0]["weights"])
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", usual(["fp32", "bf16"], "bf16", more=MORE))
 def test_a_finetuning_takes_the_weights_alone(
     worlds: Worlds, tmp_path: Path, precision: str
 ) -> None:

@@ -10,9 +10,16 @@ from typing import Any
 
 import pytest
 
+from house.extended import usual
 from local_sgd.elastic_runs import check_kept, run, start, steps_of
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "the end of a round is the same code under DDP",
+    held_by=[
+        "local_sgd/process/test_elastic_training.py::test_one_that_lost_the_end_of_a_round_goes_on_where_the_others_wait"
+    ],
+)
 
 
 def check_own_state(told: dict[str, Any], joiner: int, why: str) -> None:
@@ -143,7 +150,7 @@ def test_a_loss_in_the_warm_up_is_told_by_name() -> None:
     assert "start this replica again from the newest checkpoint" in ended.stderr
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+@pytest.mark.parametrize("kind", usual(["fsdp", "ddp"], "fsdp", more=MORE))
 def test_one_that_lost_the_end_of_a_round_goes_on_where_the_others_wait(kind: str) -> None:
     """They have made the next steps alone; it and one that joins then begin at their step."""
     told = run(scenario="missed", kind=kind, replicas=3, misses=1)

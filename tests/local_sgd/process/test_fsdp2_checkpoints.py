@@ -122,7 +122,6 @@ def test_killed_ranks_go_on_from_memory(training: Training, course: Course, tmp_
     "DDP's and Megatron's save it by the same code",
     held_by=[
         "local_sgd/process/test_ddp_checkpoints.py::test_what_a_codec_lost_is_saved",
-        "local_sgd/process/test_megatron_checkpoints.py::test_what_a_codec_lost_is_in_the_checkpoint",
     ],
 )
 def test_what_a_codec_lost_is_saved(training: Training, tmp_path: Path) -> None:

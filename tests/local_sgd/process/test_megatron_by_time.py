@@ -17,6 +17,7 @@ MORE = pytest.mark.extended(
     held_by=[
         "local_sgd/process/test_megatron_by_time.py::test_replicas_of_unlike_pace_enter_each_round_together",
         "local_sgd/process/test_megatron_by_time.py::test_a_replica_without_data_takes_results_and_weighs_nothing",
+        "local_sgd/process/test_megatron_by_time.py::test_replicas_save_together_after_a_round",
         "local_sgd/process/test_megatron_by_time.py::test_a_training_that_stopped_between_two_rounds_goes_on_as_if_it_had_not",
     ],
 )
@@ -80,9 +81,7 @@ def _shares(mine: int, its: int) -> list[float]:
     return [mine / total, its / total] if total else [0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    "name", usual(LAYOUTS, "distributed optimizer", "pipeline parallel", more=MORE)
-)
+@pytest.mark.parametrize("name", usual(LAYOUTS, "pipeline parallel", more=MORE))
 def test_replicas_of_unlike_pace_enter_each_round_together(worlds: Worlds, name: str) -> None:
     """Anchors are the same bits on all, steps weigh, and none waits for the slow one's steps."""
     setup = LAYOUTS[name]
@@ -155,6 +154,13 @@ def test_data_that_end_in_the_warm_up_end_the_training(worlds: Worlds) -> None:
     assert len({rank["end"]["masters"] for rank in ranks}) == 1
 
 
+@pytest.mark.extended(
+    "steps that a scaler leaves out are counted by the same code in rounds by steps",
+    held_by=[
+        "local_sgd/process/test_megatron.py::test_a_step_that_a_loss_scaler_leaves_out_counts",
+        "local_sgd/process/test_megatron_by_time.py::test_a_replica_without_data_takes_results_and_weighs_nothing",
+    ],
+)
 def test_a_step_that_a_loss_scaler_leaves_out_weighs_nothing(worlds: Worlds) -> None:
     """All ranks of its replica count one step less, and a replica of such steps alone is idle."""
     given: dict[str, Any] = {"setup": {"precision": "fp16"}, "tau": NEVER}
@@ -165,7 +171,7 @@ def test_a_step_that_a_loss_scaler_leaves_out_weighs_nothing(worlds: Worlds) -> 
     assert [one["rounds"][0]["weights"] for one in alone] == [[[1.0, 0.0]]] * 4
 
 
-@pytest.mark.parametrize("drop_in", [False, True])
+@pytest.mark.parametrize("drop_in", usual([False, True], False, more=MORE))
 def test_replicas_save_together_after_a_round(
     worlds: Worlds, tmp_path: Path, *, drop_in: bool
 ) -> None:

@@ -58,6 +58,10 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(
     assert [one["weights"] for one in again] == [one["weights"] for one in course.ranks]
 
 
+@pytest.mark.extended(
+    "codecs are the same code in each framework",
+    held_by=["local_sgd/process/test_ddp_checkpoints.py::test_what_a_codec_lost_is_saved"],
+)
 def test_what_a_codec_lost_is_in_the_checkpoint(worlds: Worlds, tmp_path: Path) -> None:
     """With error feedback, too, a training goes on bit by bit, with anchors in host memory."""
     config = {

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 MORE = pytest.mark.extended(
     "other values of the same test",
     held_by=[
-        "local_sgd/process/test_megatron_members.py::test_by_time_members_come_and_go",
+        "local_sgd/process/test_megatron_members.py::test_one_is_killed_and_one_joins",
     ],
 )
 SCENARIO: Final[dict[str, Any]] = {"kind": "megatron", "interval": 3, "shards": 2, "setup": {}}
@@ -61,6 +61,14 @@ def test_one_is_killed_and_one_joins() -> None:
     _check_joiner(told, why)
 
 
+@pytest.mark.extended(
+    "what Megatron adds to members is in the other test, and rounds by time in theirs",
+    held_by=[
+        "local_sgd/process/test_megatron_members.py::test_one_is_killed_and_one_joins",
+        "local_sgd/process/test_megatron_by_time.py::test_replicas_of_unlike_pace_enter_each_round_together",
+        "local_sgd/process/test_elastic_by_time.py::test_by_time_each_step_counts_once",
+    ],
+)
 @pytest.mark.parametrize(
     "setup",
     usual([{}, {"tensor": 2}], {}, more=MORE),

@@ -16,6 +16,7 @@ import psutil
 
 from holdfast_wire import keys
 from house import forks
+from house.patience import patience
 from masters.scripted_master import Identities
 
 _MAIN = (
@@ -130,7 +131,7 @@ class AgentProcess:
 
     def until(self, look: Callable[[], object], within: float = 90.0) -> None:
         """Wait for what a running agent does; fail, with its stderr, if it ends before."""
-        deadline = time.monotonic() + within
+        deadline = time.monotonic() + within * patience()
         while not look():
             assert time.monotonic() < deadline, self.errors()
             assert self.process.poll() is None, self.errors()
@@ -142,7 +143,7 @@ class AgentProcess:
 
     def wait(self, within: float = 60.0) -> int:
         """Return the exit code."""
-        return self.process.wait(within)
+        return self.process.wait(within * patience())
 
     def errors(self) -> str:
         """Return what it wrote to stderr."""
@@ -169,7 +170,7 @@ class AgentProcess:
 
 async def eventually(look: Callable[[], Any], within: float = 60.0) -> Any:
     """Return what `look` gives once it is true; fail at the deadline with what it gave last."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + within * patience()
     while not (seen := look()):
         assert time.monotonic() < deadline, f"still {seen!r} after {within} s"
         await asyncio.sleep(0.02)
@@ -178,7 +179,7 @@ async def eventually(look: Callable[[], Any], within: float = 60.0) -> Any:
 
 def wait_gone(processes: Iterable[psutil.Process], within: float) -> list[psutil.Process]:
     """Wait until processes are gone; return those that are not (zombies count as gone)."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + within * patience()
     left = list(processes)
     while left and time.monotonic() < deadline:
         left = [process for process in left if is_alive(process)]

@@ -41,6 +41,7 @@ from holdfast_wire.messages import (
     Welcome,
     WorldAssignment,
 )
+from house.patience import patience
 from messages import certificates
 
 JOB = "j1"
@@ -106,7 +107,7 @@ class ScriptedAgent:
 
     def wait_for(self, look: Any, seconds: float = 20.0) -> Any:
         """Return what `look()` gives once it is true."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * patience()
         while not (seen := look()):
             assert time.monotonic() < end, f"not within {seconds} s; got {self.received[-5:]}"
             time.sleep(0.005)

@@ -34,6 +34,7 @@ from holdfast_agent.zygote.protocol import (
     WorkerStarted,
 )
 from holdfast_wire.datagrams import encode
+from house.patience import patience
 
 AGENT = Path(__file__).with_name("zygote_agent.py")
 MARK = "HOLDFAST_TEST_MARK"
@@ -135,7 +136,7 @@ class Driver:
 
     def wait(self, kind: type[E], timeout_s: float = PATIENCE_SECONDS, **fields: Any) -> E:
         """Return the first unread event of a kind whose fields have these values."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * patience()
         while True:
             for event in self.unread:
                 if isinstance(event, kind) and fields.items() <= _fields(event).items():
@@ -159,7 +160,7 @@ class Driver:
         """Poll until the condition holds; return the seconds it took."""
         begun = time.monotonic()
         while not condition():
-            if time.monotonic() - begun > timeout_s:
+            if time.monotonic() - begun > timeout_s * patience():
                 raise AssertionError(f"waited {timeout_s} s for {what}; {self.unread}")
             time.sleep(0.002)
         return time.monotonic() - begun

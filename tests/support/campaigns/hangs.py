@@ -37,8 +37,9 @@ from holdfast_agent.health.worker_server import (
 from holdfast_master.policies.hang import classify
 from holdfast_master.policies.hang_response import HangKind, HangVerdict
 from holdfast_wire.messages import RankEvidence
+from house.patience import patience
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 60.0 * patience()
 """For a world until it hangs."""
 START_SECONDS = 300.0
 """For a world to be forked: the first one waits for an import of torch, on a busy machine too."""

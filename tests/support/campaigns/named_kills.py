@@ -31,11 +31,12 @@ from holdfast.flash.server.protocol import listen
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import ManifestError, steps
 from holdfast.flash.storage.reader import verify
+from house.patience import patience
 
 STEPS = 8
 """Of one world."""
 STORED_EVERY = 2
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 60.0 * patience()
 _WORLDS = 3
 MID_SAVE = Point(
     "trainer", "memory.arena", "ArenaSlot.commit", "self.words[SlotWord.SEQUENCE] += 1", 4

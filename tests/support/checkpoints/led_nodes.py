@@ -54,8 +54,9 @@ from holdfast_wire.messages import (
     Tier,
 )
 from holdfast_wire.messages.spec import CheckpointPolicy
+from house.patience import patience
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 30.0 * patience()
 _T = TypeVar("_T")
 
 REPORTS: dict[type, str] = {

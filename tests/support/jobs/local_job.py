@@ -36,6 +36,7 @@ from holdfast_wire.messages import (
     NodeInfo,
 )
 from house import forks
+from house.patience import patience
 
 ROOT = Path(__file__).resolve().parents[3]
 FORKED_RUNNER = Path(__file__).with_name("forked_runner.py")
@@ -225,7 +226,7 @@ class RunningJob:
             ["-m", "holdfast_cli.main", *words],
             cwd=ROOT,
             env=self.environ,
-            timeout=timeout_s,
+            timeout=timeout_s * patience(),
             imports=forks.Imports.SERVICES,
         )
 
@@ -237,7 +238,7 @@ class RunningJob:
     # --- waiting --------------------------------------------------------------------------------
     def wait_for(self, what: str, true: Callable[[], _Answer], timeout_s: float = 90.0) -> _Answer:
         """Wait until `true()` returns something true, and return it."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * patience()
         while True:
             with contextlib.suppress(CliError, KeyError):
                 found = true()
@@ -277,7 +278,7 @@ class RunningJob:
     def finish(self, timeout_s: float = 120.0) -> int:
         """Wait for the end of the job; return the exit code of `holdfast run`."""
         try:
-            return self.process.wait(timeout_s)
+            return self.process.wait(timeout_s * patience())
         except subprocess.TimeoutExpired as error:
             raise AssertionError(f"still running:\n{self.evidence()}") from error
 

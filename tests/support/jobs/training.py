@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from house import forks
+from house.patience import patience
 from house.repository import ROOT
 
 SCRIPT = ROOT / "examples" / "train_gpt.py"
 TOLERANCE = 2e-5
 """Nats. Other world sizes add floats up in another order; measured: 2e-6 over 700 steps."""
-_PATIENCE_SECONDS = 150
+_LIMIT_SECONDS = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ def train(*flags: str | Path, ranks: int = 0, script: Path = SCRIPT) -> Ended:
     """Run a script alone (0 ranks), or under torchrun on this machine."""
     if not ranks:
         alone = forks.run(
-            [str(script), *map(str, flags)], env=os.environ, timeout=_PATIENCE_SECONDS
+            [str(script), *map(str, flags)], env=os.environ, timeout=_LIMIT_SECONDS * patience()
         )
         return Ended(alone.returncode, alone.stdout + alone.stderr)
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -40,7 +41,7 @@ def train(*flags: str | Path, ranks: int = 0, script: Path = SCRIPT) -> Ended:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=_PATIENCE_SECONDS,
+        timeout=_LIMIT_SECONDS * patience(),
     )
     return Ended(done.returncode, done.stdout)
 

@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from house.patience import patience
+
 DEFAULTS: Final = {
     "kind": "fsdp",
     "replicas": 4,
@@ -188,7 +190,7 @@ class ControlPlane:
 
     def wait(self, is_there: Callable[[], bool], what: str) -> None:
         """Wait; fails if a rank has ended by an error, or after the limit."""
-        deadline = time.monotonic() + self.scenario["limit"]
+        deadline = time.monotonic() + self.scenario["limit"] * patience()
         while not is_there():
             if not self._running() and not is_there():
                 raise RuntimeError(f"all replicas have ended before {what}; {self.done}")
@@ -210,7 +212,7 @@ class ControlPlane:
         if not self.scenario["rounds"]:
             newest = max(self.rounds_of(one) for one in self.members)
             self.stop(newest + self.scenario["every"])
-        deadline = time.monotonic() + self.scenario["limit"]
+        deadline = time.monotonic() + self.scenario["limit"] * patience()
         while self._running():  # not `wait`: to have ended is no failure here
             self._look_again(deadline, "the end")
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from typing import Any
 
 from house import forks
+from house.patience import patience
 from local_sgd import elastic_jobs
 
 Lines = list[dict[str, Any]]
@@ -29,12 +30,12 @@ def start(**scenario: Any) -> subprocess.CompletedProcess[str]:
     }
     if scenario.get("kind") != "megatron":  # that changes torch before its import
         words = [elastic_jobs.__file__, json.dumps(scenario)]
-        return forks.run(words, timeout=280, env=environment)
+        return forks.run(words, timeout=280 * patience(), env=environment)
     return subprocess.run(
         [sys.executable, elastic_jobs.__file__, json.dumps(scenario)],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=280 * patience(),
         check=False,
         env=environment,
     )

@@ -16,10 +16,11 @@ import grpc
 from holdfast_wire import channel, codec
 from holdfast_wire.identity import Identity
 from house import forks
+from house.patience import patience
 from messages import certificates
 
 JOB = "j1"
-START_SECONDS = 20.0
+START_SECONDS = 20.0 * patience()
 SPEC: dict[str, Any] = {
     "generation": 1,
     "replicas": 2,
@@ -102,14 +103,14 @@ class MasterProcess:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=START_SECONDS)
 
     def end(self) -> None:
         """Kill it where it still runs."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGCONT)
         self.process.kill()
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=START_SECONDS)
 
 
 @contextlib.contextmanager

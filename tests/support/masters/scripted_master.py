@@ -32,6 +32,7 @@ from holdfast_wire.messages import (
     WorldAssignment,
 )
 from holdfast_wire.v1 import agent_pb2_grpc
+from house.patience import patience
 
 Message = TypeVar("Message")
 
@@ -98,7 +99,7 @@ class AgentStream:
         within: float = DEADLINE_SECONDS,
     ) -> Message:
         """Return the first message of a kind that `accept` takes, past ones included."""
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(within * patience()):
             while True:
                 self._changed.clear()
                 for message in self.all(kind):
@@ -168,7 +169,7 @@ class ScriptedMaster(agent_pb2_grpc.AgentServiceServicer):
 
     async def stream(self, number: int = 0, within: float = DEADLINE_SECONDS) -> AgentStream:
         """Return the n-th stream that said hello, from 0."""
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(within * patience()):
             while len(self.streams) <= number:
                 self._joined.clear()
                 await self._joined.wait()

@@ -12,6 +12,7 @@ import grpc
 
 from holdfast_wire import codec
 from holdfast_wire.messages import SyncRequest, SyncResponse
+from house.patience import patience
 
 
 class ScriptedOperator:
@@ -38,7 +39,7 @@ class ScriptedOperator:
 
     def wait_for(self, look: Callable[[], Any], seconds: float = 20.0) -> Any:
         """Return what `look()` gives once it is true."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * patience()
         while not (seen := look()):
             assert time.monotonic() < end, f"not within {seconds} s; got {self.told[-5:]}"
             time.sleep(0.005)

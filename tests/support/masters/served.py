@@ -27,13 +27,14 @@ from holdfast_wire.messages import (
     SyncRequest,
     SyncResponse,
 )
+from house.patience import patience
 from masters.scripted_core import ScriptedCore
 from messages import certificates
 
 JOB = "j1"
 USER = Identity(JOB, "user")
 OPERATOR = Identity(JOB, "operator")
-DEADLINE = 10.0
+DEADLINE = 10.0 * patience()
 
 
 def agent(rank: int) -> Identity:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from holdfast_cli.runner.processes import descendants
+from house.patience import patience
 from house.repository import ROOT
 
 _SCRIPT: Final = ROOT / "tests/support/megatron_worlds/pretrain_gpt.py"
@@ -116,7 +117,7 @@ class Pretraining:
 
     def wait(self, is_so: Callable[[], bool], seconds: float) -> None:
         """Wait until something is so, while the process runs."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + seconds * patience()
         while not is_so():
             assert self.process.poll() is None, self.evidence(f"ended: {self.process.returncode}")
             assert time.monotonic() < until, self.evidence(f"nothing came in {seconds:.0f} s")

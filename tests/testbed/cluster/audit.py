@@ -15,7 +15,7 @@ _RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 _FORBIDDEN: Final = {"authorization.k8s.io/decision": "forbid"}
 _UNAUTHORIZED: Final = 401
 _READS_SECONDS: Final = 10.0
-"""An API server that has just begun has read all roles after this long."""
+"""An API server that is ready has read all roles after this long."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,24 +69,18 @@ def uses(log: Path, user: str) -> Iterator[Use]:
             yield _use(event)
 
 
-def refusals(
-    log: Path,
-    user: str,
-    starts: Iterable[float] = (),
-    without: Iterable[tuple[float, float]] = (),
-) -> list[str]:
+def refusals(log: Path, user: str, without: Iterable[tuple[float, float]] = ()) -> list[str]:
     """Return the requests refused for lack of rights, each once. Read a long log quickly.
 
     Args:
         log: The API server's.
         user: Whose.
-        starts: When it was started again; Unix time, s. It refuses what it has not read yet who
-            may do.
-        without: From when to when a test had taken rights away; Unix time, s.
+        without: From when to when a test had taken rights away, or the API server was started
+            again, which refuses what it has not read yet who may do; Unix time, s.
     """
     lines = [one for one in log.read_text().splitlines() if f'"{user}"' in one]
     events = [json.loads(one) for one in lines if '"forbid"' in one]
-    spans = [*((at, at) for at in starts), *without]
+    spans = list(without)
     found = [
         one
         for one in events

@@ -109,8 +109,8 @@ class ControlPlane:
         self.audit_log = folder / "audit.log"
         self.api = Api(self.ports.api, self.token, folder / "ca.crt")
         self._running: dict[str, Child] = {}
-        self.api_starts: list[float] = []
-        """When the API server was started; Unix time, s."""
+        self.api_starts: list[tuple[float, float]] = []
+        """When the API server was started, and when it was ready; Unix time, s."""
         self.without_rights: list[tuple[float, float]] = []
         """When rights were taken from the operator, and given back; Unix time, s."""
 
@@ -147,9 +147,10 @@ class ControlPlane:
 
     def start_api_server(self) -> None:
         """Start the API server alone, and wait until it is ready."""
-        self.api_starts.append(time.time())
+        begun = time.time()
         self._run("kube-apiserver", *self._api_server())
         self.until("the API server", lambda: self.api.get("/readyz").ok)
+        self.api_starts.append((begun, time.time()))
 
     def kill(self, name: str) -> None:
         """Kill one component."""

@@ -21,11 +21,12 @@ import yaml
 from cluster.forwarded import Forward
 from cluster.kubectl import Kubectl
 from cluster.release import CHART
+from house.patience import patience
 
 _SCRIPT: Final = Path(__file__).resolve().parents[3] / "scripts" / "cluster_tools.sh"
 _NAME: Final = "prometheus"
 _PORT: Final = 9090
-_WAIT_SECONDS: Final = 60.0
+_WAIT_SECONDS: Final = 60.0 * patience()
 _ASK_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.2
 _SERIES: Final = re.compile(r"\b(?:holdfast|up)\w*")

@@ -21,7 +21,7 @@ def watched(plane: ControlPlane) -> Iterator[ControlPlane]:
     try:
         plane.start(lambda: install_crd(plane))
         yield plane
-        refused = refusals(plane.audit_log, ACCOUNT, plane.api_starts[1:], plane.without_rights)
+        refused = refusals(plane.audit_log, ACCOUNT, [*plane.api_starts[1:], *plane.without_rights])
         assert refused == [], f"the operator has no right to this: {refused[:20]}"
     finally:
         plane.stop()

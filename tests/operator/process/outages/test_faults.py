@@ -242,6 +242,13 @@ def test_pods_that_die_hang_or_lose_their_secret_are_made_anew(
     job.until("no old pod", lambda: len([p for p in job.pods() if _stays(p)]) == 2)
 
 
+@pytest.mark.extended(
+    "the agent finds such a shell in a container of its own, and a pod that leaves saves",
+    held_by=[
+        "agent/process/test_standalone.py::test_a_shell_that_keeps_the_containers_sigterm_is_told",
+        "operator/process/outages/test_faults.py::test_a_taint_that_announces_a_node_s_end_has_its_worker_save_and_leave",
+    ],
+)
 def test_a_pod_whose_shell_keeps_sigterm_to_itself_saves_all_the_same(
     make_job: Make, nodes: Nodes, kubectl: Kubectl, tmp_path: Path
 ) -> None:
