@@ -16,6 +16,7 @@ from jobs.local_job import (
     StartJob,
     alive,
     assert_same_curve,
+    loss_lines,
     losses,
 )
 
@@ -27,18 +28,19 @@ def test_a_killed_agent_shrinks_the_world_and_its_successor_joins(
 ) -> None:
     """Kill -9 of any agent: a world of one goes on, a new agent joins, the losses stay the same."""
     job = start_job("--extra-work-ms=200", cold=True)
-    before = job.wait_step(20)
+    before, log = job.wait_step(20), tmp_path / "loss.jsonl"
     for node in (1, 0):
-        agent = job.agent_pid(node)
+        agent, seen = job.agent_pid(node), job.newest_event()
         ranks = [rank.pid for rank in job.nodes()[node].ranks]
         os.kill(agent, signal.SIGKILL)
-        shrunk = job.wait_step(before.step, round_above=before.round)
-        assert shrunk.world_size == 1
+        alone = job.wait_event("WorldAssigned", after=seen)
+        assert alone.text.endswith("starts: 1 node, 1 process")
         job.wait_for("the old ranks are gone", lambda: not any(map(alive, ranks)))  # noqa: B023
-        before = job.wait_step(shrunk.step + 1, round_above=shrunk.round)
+        before = job.wait_step(before.step + 1, round_above=alone.round)
         assert before.world_size == 2
+        assert any(line["round"] == alone.round for line in loss_lines(log)), "it did not go on"
     assert job.finish() == 0, job.evidence()
-    assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
+    assert_same_curve(losses(log), unbroken, STEPS)
 
 
 @pytest.mark.extended(

@@ -5,6 +5,7 @@ It is single-threaded and never blocks on another process.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -19,6 +20,7 @@ from holdfast_agent.zygote import preload, protocol
 from holdfast_agent.zygote.process_tree import (
     become_subreaper,
     die_with_parent,
+    kill_and_reap,
     kill_below,
     name_process,
 )
@@ -82,6 +84,7 @@ class ZygoteLoop:
         self._channel, self._page, self._settings = channel, page, settings
         preload.close_unknown(known=(channel.fileno(),))
         self._agent, self._agent_pid = os.pidfd_open(agent), agent
+        self._pid = os.getpid()
         self._stop = False
         self._lease_lost = False
         self._deferred = list(settings.deferred_preload)
@@ -106,11 +109,16 @@ class ZygoteLoop:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
     def _on_sigterm(self, *_: object) -> None:
-        """End if the agent is dead; else ignore it: the agent ends the ranks with a grace."""
-        if os.getppid() != self._agent_pid:
-            self._stop = True
-        else:
+        """End if the agent is dead; else ignore it: the agent ends the ranks with a grace.
+
+        The end does not wait for the turn, which may be an import of seconds: nobody would look
+        after the ranks meanwhile.
+        """
+        if os.getppid() == self._agent_pid:
             self.log("SIGTERM is ignored: a zygote ends with its agent")
+        elif os.getpid() == self._pid:  # no child that has no handlers of its own yet
+            kill_and_reap((), math.inf)
+            os._exit(0)
 
     def log(self, text: str) -> None:
         """Write a line to the agent's stderr."""

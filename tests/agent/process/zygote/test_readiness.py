@@ -107,6 +107,20 @@ def test_a_deferred_module_is_imported_once_a_round_has_run_for_a_while(tmp_path
         assert driver.run(asks).out == "True True\n"
 
 
+def test_the_agents_end_does_not_wait_for_a_deferred_import(tmp_path: Path) -> None:
+    """Torch's parts take seconds, and a busy machine's half a minute; ranks would train on."""
+    lasts = (
+        "import time\nfrom pathlib import Path\nPath(__file__ + '.in').touch()\n"
+        "until = time.monotonic() + 300\nwhile time.monotonic() < until:\n    pass\n"
+    )
+    module = _module(tmp_path, lasts)
+    with agent(tmp_path, **module, deferred_preload=("mine",), deferred_preload_s=0.1) as driver:
+        driver.start("import time; print('up', flush=True); time.sleep(600)")
+        driver.until((tmp_path / "mine.py.in").exists, "the import")
+        driver.process.kill()
+        driver.until(lambda: not driver.alive(), "an empty house", 20.0)
+
+
 def test_a_deferred_module_that_starts_a_thread_ends_forking(tmp_path: Path) -> None:
     """The round that runs is left alone; the next one's workers start fresh, with the reason."""
     module = _module(tmp_path, PRELOADS["a thread"][0])
