@@ -21,7 +21,9 @@ QUICK = $(PYTEST) -n $(PROCESSES) $(SHARED) -m "$(FAST)"
 # Folders without long tests, which would take each worker 5 seconds to read.
 SHORT := agent/unit cli/unit local_sgd/unit operator sdk wire/unit
 WIDELY = $(PYTEST) -n $(WIDE) $(SHARED) -m "$(LONG) and not deadline and not exclusive" \
-  $(SHORT:%=--ignore=tests/%) $(SLOWEST)
+  $(SHORT:%=--ignore=tests/%) --ignore=tests/integrations $(SLOWEST)
+FRAMEWORKS = $(PYTEST) tests/integrations -n $(WIDE) $(SHARED) \
+  -m "$(LONG) and not deadline and not exclusive" $(SLOWEST)
 # These parts name their folder, since to read all tests takes longer than to start some.
 WATCHED = $(PYTEST) tests/recovery -n $(PROCESSES) $(SHARED) \
   -m "$(LONG) and deadline and not exclusive" $(SLOWEST)
@@ -41,7 +43,8 @@ WORKERS ?= 2
 # Three, also on a big machine: these tests watch deadlines of their own processes, and wait for
 # half of their time.
 PROCESSES ?= 3
-# Long tests wait for processes to start and end, and for each other.
+# Long tests wait for processes to start and end, and for each other. With three beside those of the
+# cluster up to 25 processes wanted two cores, and waits ran into their limits.
 WIDE ?= 2
 # A line with make's own name for itself would run under `make -n` too.
 CHECK_STYLE := $(MAKE) check-style
@@ -129,8 +132,8 @@ node-tools: $(STAMP) # Build what real nodes are made of, and the product's imag
 # minute of one core: they are checked beside the fast part, and said at the end. The cluster's tools
 # are built from the start, at a low priority, and its tests run beside the wide ones, a file at a
 # time: they wait for two thirds of their time. Those on real nodes follow there; where real nodes
-# cannot be built, they are skipped with the reason. Nothing runs beside the parts that watch
-# deadlines. The last part repeats the others' outcomes, and says where the time went and what was
+# cannot be built, they are skipped with the reason. Those of frameworks follow them, since the wide
+# ones take longer than the cluster's. Nothing runs beside the parts that watch deadlines. The last part repeats the others' outcomes, and says where the time went and what was
 # left out.
 .PHONY: test
 test: $(STAMP) ## Check, then run the tests (about 38 minutes on 2 cores; says where they went)
@@ -144,16 +147,18 @@ test: $(STAMP) ## Check, then run the tests (about 38 minutes on 2 cores; says w
 	(trap - INT; wrong=0; nice scripts/cluster_tools.sh >/dev/null || wrong=1; $(BESIDE_TOOLS); $(KUBE) -n $(BESIDE) \
 	  --phase-write=build/kube-phase.json >build/kube-phase.log 2>&1 || wrong=1; \
 	  while kill -0 $$nodes 2>/dev/null; do sleep 1; done; \
-	  $(NODE) --phase-write=build/node-phase.json >build/node-phase.log 2>&1 || wrong=1; exit $$wrong) & kube=$$!; \
+	  $(NODE) --phase-write=build/node-phase.json >build/node-phase.log 2>&1 || wrong=1; \
+	  nice -n 5 $(FRAMEWORKS) --phase-write=build/frameworks-phase.json >build/frameworks-phase.log 2>&1 || wrong=1; \
+	  exit $$wrong) & kube=$$!; \
 	nice -n 5 $(WIDELY) --phase-write=build/wide-phase.json || failed=1; \
-	wait $$kube || failed=1; cat build/kube-phase.log build/node-phase.log || failed=1; \
+	wait $$kube || failed=1; cat build/{kube,node,frameworks}-phase.log || failed=1; \
 	$(WATCHED) --phase-write=build/watched-phase.json || failed=1; \
-	$(ALONE) $(foreach one,fast watched wide kube node,--phase-read=build/$(one)-phase.json) || failed=1; \
+	$(ALONE) $(foreach one,fast watched wide kube node frameworks,--phase-read=build/$(one)-phase.json) || failed=1; \
 	cat build/types.log; exit $$failed
 
 .PHONY: test-all
 test-all: ## Run those too whose faults shorter tests find: benchmarks, more seeds, more values (2 hours)
-	$(MAKE) test LEFT='(extended or not extended)'
+	MATRIX_WHOLE=1 $(MAKE) test LEFT='(extended or not extended)'
 
 .PHONY: coverage
 coverage: $(STAMP) ## Measure which decisions the fast tests reach (twice as long as test-fast)
@@ -183,7 +188,7 @@ test-planted: cluster-tools ## Plant each fault of a list into a copy of the tre
 	  $(if $(RESUME),--resume) $(if $(UNPLANTED),--unplanted) $(if $(PUBLISH),--publish)
 
 .PHONY: soak
-soak: $(STAMP) ## Kill checkpoints 2,340 times, then simulate the control plane for SOAK_MINUTES (120)
+soak: $(STAMP) ## Kill checkpoints 2,340 times and replicas 500 times, then simulate the control plane for SOAK_MINUTES (120)
 	rm -f build/kills.jsonl
 	$(KILLS)/flash_kills.py --seed $(FLASH_SEED) --kills 700 $(KILLS_RECORD)
 	$(KILLS)/flash_kills.py --seed $(FLASH_SEED) --kills 400 --files $(KILLS_RECORD)
@@ -195,6 +200,7 @@ soak: $(STAMP) ## Kill checkpoints 2,340 times, then simulate the control plane 
 	done
 	$(KILLS)/whole_job_kills.py --seed $(FLASH_SEED)2 --kills 100 --parallel megatron --overlap $(KILLS_RECORD)
 	$(KILLS)/whole_job_kills.py --seed $(FLASH_SEED)3 --kills 120 --parallel megatron-turns $(KILLS_RECORD)
+	$(KILLS)/replica_kills.py --seed $(FLASH_SEED) --kills 500 $(KILLS_RECORD)
 	$(KILLS)/kill_records.py build/kills.jsonl
 	PYTHONPATH=$(SUPPORT) $(BIN)/python -m campaigns.soak --minutes $(SOAK_MINUTES) \
 	  --processes $(WORKERS) $(if $(SOAK_SEED),--first $(SOAK_SEED))

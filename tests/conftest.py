@@ -45,7 +45,7 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # phase every test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# The workers of a run must choose the same cases (checkpoints.matrix_sample), and each run others.
+# The workers of a run must choose the same cases (house.sample), and each run others.
 os.environ.setdefault("MATRIX_SEED", str(random.randrange(2**32)))
 
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from checkpoints.flash_overlap import KINDS, STEPS
 from checkpoints.flash_world import Worlds
-from house.extended import usual
+from house.sample import sampled
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
-MORE = pytest.mark.extended(
-    "other optimizers of the same test",
-    held_by=["flash/process/test_overlap.py::test_every_step_is_saved_as_it_was"],
+
+
+@pytest.mark.parametrize(
+    ("kind", "adamw", "late"),
+    sampled([*itertools.product(["plain", "fsdp"], KINDS, [False, True])], 4),
 )
-
-
-@pytest.mark.parametrize("late", [False, True], ids=["beside", "late"])
-@pytest.mark.parametrize("adamw", usual(KINDS, *list(KINDS)[::2], more=MORE))
-@pytest.mark.parametrize("kind", ["plain", "fsdp"])
 def test_every_step_is_saved_as_it_was(
     worlds: Worlds, tmp_path: Path, kind: str, adamw: str, *, late: bool
 ) -> None:

@@ -25,6 +25,7 @@ from checkpoints.small_models import (
 )
 from holdfast.flash.trainer.leaves import StateError
 from holdfast.flash.trainer.restore import RestoreError
+from house.sample import sampled
 
 pytestmark = [pytest.mark.train, pytest.mark.filterwarnings("ignore:ComplexHalf")]
 
@@ -333,7 +334,9 @@ def test_a_learning_rate_of_another_shape_is_taken_as_it_was(tmp_path: Path) -> 
     assert_loads(tmp_path, 1, (model, optimizer), (model, its))
 
 
-@pytest.mark.parametrize("kind", ["AdamW", "Adam", "NAdam", "RAdam", "Adagrad", "Adafactor"])
+@pytest.mark.parametrize(
+    "kind", sampled(["AdamW", "Adam", "NAdam", "RAdam", "Adagrad", "Adafactor"], 2)
+)
 def test_a_save_before_the_first_step_changes_no_step_after_it(tmp_path: Path, kind: str) -> None:
     """State is not forced into existence, which would cost an extra step of the optimizer."""
 

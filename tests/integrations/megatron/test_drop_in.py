@@ -15,6 +15,7 @@ import pytest
 from checkpoints.forked_worlds import SUPPORT
 from holdfast.integrations.megatron.arguments import OF_LOAD, OF_SAVE, refuse_unknown
 from house.extended import usual
+from house.sample import sampled
 from megatron_worlds.worlds import Worlds
 
 pytestmark = pytest.mark.train
@@ -98,11 +99,17 @@ def test_an_older_iteration_can_be_loaded(worlds: Worlds, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("args", "said"),
-    [
-        ({"finetune": True}, "--finetune with --save and --load"),
-        ({"num_attention_heads": 4}, "num_attention_heads is 4, in the checkpoint 8"),
-        ({"use_checkpoint_args": True}, "Megatron reads the arguments from a checkpoint of its"),
-    ],
+    sampled(
+        [
+            ({"finetune": True}, "--finetune with --save and --load"),
+            ({"num_attention_heads": 4}, "num_attention_heads is 4, in the checkpoint 8"),
+            (
+                {"use_checkpoint_args": True},
+                "Megatron reads the arguments from a checkpoint of its",
+            ),
+        ],
+        1,
+    ),
 )
 def test_arguments_that_do_not_fit_are_refused(
     worlds: Worlds, tmp_path: Path, args: dict[str, Any], said: str

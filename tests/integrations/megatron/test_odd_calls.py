@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from holdfast.integrations.megatron.group_settings import Steps
+from house.sample import sampled
 from megatron_worlds.worlds import Worlds
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
@@ -110,11 +111,14 @@ def test_a_pretrained_checkpoint_begins_a_finetuning(worlds: Worlds, tmp_path: P
 
 @pytest.mark.parametrize(
     ("call", "said"),
-    [
-        (_save(1, storage_type="MEMORY"), "'storage_type': pass non_persistent_ckpt=True"),
-        (_load(strikt=False), "'strikt': leave it out"),
-        (_load(skip_load_to_model_and_opt=True), "skip_load_to_model_and_opt=True"),
-    ],
+    sampled(
+        [
+            (_save(1, storage_type="MEMORY"), "'storage_type': pass non_persistent_ckpt=True"),
+            (_load(strikt=False), "'strikt': leave it out"),
+            (_load(skip_load_to_model_and_opt=True), "skip_load_to_model_and_opt=True"),
+        ],
+        1,
+    ),
 )
 def test_a_parameter_without_effect_is_refused(
     worlds: Worlds, tmp_path: Path, call: list[Any], said: str

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from checkpoints.matrix_sample import sampled
 from house.extended import usual
+from house.sample import sampled
 from megatron_worlds.worlds import Worlds
 
 pytestmark = pytest.mark.train

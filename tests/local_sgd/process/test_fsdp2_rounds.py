@@ -8,6 +8,7 @@ import pytest
 
 from checkpoints.flash_world import Worlds
 from house.extended import usual
+from house.sample import sampled
 from local_sgd import fsdp2_training
 from local_sgd.compared import NESTEROV, apart
 
@@ -87,7 +88,7 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", sampled(list(OPTIONS), 3))
 def test_every_form_of_a_model_synchronises_once_in_a_round(training: Training, name: str) -> None:
     """Prefetches, evaluations, recomputation and later micro-batches change nothing of a round."""
     options = OPTIONS[name]

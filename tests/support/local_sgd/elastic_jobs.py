@@ -95,6 +95,8 @@ class ControlPlane:
         self.epoch, self.next = 0, 0
         self.done: list[str] = []
         """What was done, for a message."""
+        self.kills: list[str] = []
+        """What each rank did that was killed, where ranks tell it."""
         self._frozen: list[int] = []
         self._ended: set[int] = set()
 
@@ -130,9 +132,11 @@ class ControlPlane:
     def kill(self, *replicas: int, notice: float = 0.0) -> None:
         """Kill replicas by SIGKILL, one rank of each first, and tell after a while."""
         self.note(f"kill {replicas}")
-        for pids in [self.pids.pop(one) for one in replicas]:
-            self.random.shuffle(pids)
-            for pid in pids:
+        for replica, pids in [(one, self.pids.pop(one)) for one in replicas]:
+            victims = [*enumerate(pids)]
+            self.random.shuffle(victims)
+            for shard, pid in victims:
+                self.kills.append(self._doing(replica, shard))
                 os.kill(pid, signal.SIGKILL)
                 time.sleep(self.random.uniform(0, 0.01) if len(pids) > 1 else 0)
             for pid in pids:
@@ -140,6 +144,10 @@ class ControlPlane:
         self.note(f"killed {replicas}")
         time.sleep(notice)
         self.publish(*replicas)
+
+    def _doing(self, replica: int, shard: int) -> str:
+        path = self.folder / f"doing-{replica}-{shard}"
+        return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
     def freeze(self, replica: int, notice: float | None = 0.3) -> None:
         """Stop a replica, tell after a while (None: with the next roster), and end it later."""
@@ -473,6 +481,7 @@ def run(scenario: Mapping[str, Any]) -> dict[str, Any]:
             plane.abandon()
         return {
             "done": plane.done,
+            "kills": plane.kills,
             "members": plane.members,
             "ranks": {
                 f"{replica} {shard}": lines(Path(name), replica, shard)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import time
 from collections.abc import Mapping
@@ -23,6 +24,37 @@ MICRO_BATCHES: Final = 12
 RECORD: Final = "samples"
 """Folder of a run that each rank records its samples in."""
 _WIDE: Final = 16
+_WORD: Final = 12
+
+
+class Doing:
+    """What a rank does now, in a file for the one who kills it."""
+
+    def __init__(self, path: Path, word: str) -> None:
+        """Make the file."""
+        path.write_bytes(word.ljust(_WORD).encode())
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _WORD)
+        self._word = word
+
+    def __call__(self, word: str) -> None:
+        """Tell."""
+        self._word = word
+        self._map[:] = word.ljust(_WORD).encode()
+
+    def within(self, one: Any, name: str, word: str) -> None:
+        """Tell while a method of an object runs."""
+        method = getattr(one, name)
+
+        def told(*given: Any) -> Any:
+            before = self._word
+            self(word)
+            try:
+                return method(*given)
+            finally:
+                self(before)
+
+        setattr(one, name, told)
 
 
 class Samples:
@@ -72,6 +104,7 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
     from holdfast.replicas.replicated import Replicated
     from local_sgd.elastic_training import is_over, members_of
 
+    now = Doing(folder / f"doing-{replica}-{shard}", "start")
     members = members_of(folder, replica, shard, scenario)
     model = model_of(os.getpid())  # replicas begin unlike: the first gives its weights to all
     if replica == 0 and not (folder / "begun").exists():
@@ -85,10 +118,16 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
         bucket_bytes=300,
     )  # fmt: skip
     replicated.carry("schedule", schedule)
+    now.within(replicated, "_meet", "meeting")
+    now.within(replicated, "_is_reduced", "reduction")
+    now.within(replicated, "_end_own_healing", "joining")
+    optimizer.register_step_pre_hook(lambda *_: now("optimizer"))
+    optimizer.register_step_post_hook(lambda *_: now("compute"))
     if "slow_gift" in scenario:
         _slow_down(replicated, scenario["slow_gift"])
     with (folder / f"log-{replica}-{shard}").open("w", encoding="utf-8", buffering=1) as log:
         steps = _train(model, (optimizer, schedule), replicated, scenario, folder / RECORD)
+        now("compute")
         for line in steps:
             log.write(json.dumps(line) + "\n")
             if is_over(scenario, folder, replicated.steps):

@@ -9,8 +9,8 @@ all-reduce that is torn leaves garbage. So a torn one is repeated from `.grad`, 
 
 The buffers keep the reduced gradient until the next step's reduction, for a replica that lacks it.
 That a bucket of step s+1 is whole on one rank proves that all have applied step s. So the first
-bucket has two buffers, and no other is begun before the first is whole. Buffers take one gradient
-(of this rank's shard) and one bucket.
+bucket, a small one, has two buffers, and no other is begun before the first is whole. Buffers take
+one gradient (of this rank's shard) and the first bucket.
 
 Behind the last bucket's gradients travel the micro-batches that are in a sum, as zeros and ones,
 the total of their weights, and the learning rate.
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 BUCKET: Final = 25 << 20
 """Bytes of a bucket, as DistributedDataParallel has it."""
+FIRST: Final = 1 << 20
+"""Bytes of the first bucket, as there: it has two buffers, and all others wait for it."""
 EXTRA: Final = 2
 """Numbers that travel with a sum, besides one for each micro-batch: weight and learning rate."""
 
@@ -185,7 +187,7 @@ def buckets_of(parameters: Sequence[Any], own: Group, tail: int, limit: int) -> 
         parameters: In the order of the model.
         own: The ranks of this replica.
         tail: Numbers behind the last bucket's gradients.
-        limit: Bytes after which a bucket takes no further parameter.
+        limit: Bytes after which a bucket takes no further parameter; the first one is smaller.
     """
     from torch.distributed.tensor import DTensor
 
@@ -195,10 +197,12 @@ def buckets_of(parameters: Sequence[Any], own: Group, tail: int, limit: int) -> 
         mine = local(one)
         whole = own.size > 1 and not isinstance(one, DTensor)
         key = mine.dtype, mine.device, whole
-        if key not in newest or sum(local(each).nbytes for each in newest[key]) >= limit:
-            newest[key] = []
-            groups.append(newest[key])
-        newest[key].append(one)
+        open_one = newest.get(key)
+        room = min(limit, FIRST) if groups and open_one is groups[0] else limit
+        if open_one is None or sum(local(each).nbytes for each in open_one) >= room:
+            open_one = newest[key] = []
+            groups.append(open_one)
+        open_one.append(one)
     return [
         Bucket(
             some,

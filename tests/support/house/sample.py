@@ -1,6 +1,7 @@
-"""Pairs of layouts that a test run looks at: some of all, chosen anew by each run.
+"""Cases of a test that a run looks at: some of many like ones, chosen anew by each run.
 
-Belongs here: the choice. The whole matrix of a framework takes minutes; `make test-matrix` runs it.
+Belongs here: the choice. `make test-all` runs all cases, `make test-matrix` those of frameworks.
+Where one case finds what no other does, it is no like one: it has its place in each run.
 """
 
 from __future__ import annotations
