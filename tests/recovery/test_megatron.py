@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from house.patience import patience
 from house.repository import ROOT
 from jobs.local_job import RunningJob, elastic_job, loss_lines
 
@@ -48,7 +49,7 @@ def test_a_lost_rank_and_a_lost_node_change_no_loss(tmp_path: Path) -> None:
         [*torchrun, "--nproc-per-node=2", *SCRIPT, *_flags(alone)],
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=120 * patience(),
     )
     unbroken = {line["step"]: line for line in loss_lines(alone / "loss.jsonl")}
     with RunningJob(elastic_job("megatron", [*SCRIPT, *_flags(together)]), tmp_path) as job:

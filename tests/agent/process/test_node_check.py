@@ -36,6 +36,7 @@ from holdfast_wire import loopback
 from holdfast_wire.identity import Identity
 from holdfast_wire.resources import Resource
 from house import forks
+from house.patience import patience
 from house.repository import ROOT
 from messages.certificates import issue
 
@@ -266,7 +267,7 @@ def test_without_torch_the_rest_is_measured_and_the_check_says_so(tmp_path: Path
         check=False,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=110 * patience(),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("torch is not installed in this Python") == 3

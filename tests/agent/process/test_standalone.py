@@ -15,6 +15,7 @@ import pytest
 from agents.agent_process import AgentProcess, StartAgent, is_alive, wait_gone
 from cluster.rights import needs_pods
 from house.extended import usual
+from house.patience import patience
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
 OTHERS = pytest.mark.extended(
@@ -96,7 +97,7 @@ def test_an_agent_started_with_closed_streams_opens_none_of_its_own_there(tmp_pa
     )
     closed = 'exec "$@" <&- >&- 2>&-'
     command = ["/bin/sh", "-c", closed, "sh", *MAIN, str(script)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=120 * patience())
     assert seen.read_text() == " ".join(["/dev/null"] * 3)
 
 
@@ -213,7 +214,7 @@ STANDALONE = [*MAIN, "--nproc-per-node=2", "network.py"]
 def test_a_run_needs_neither_its_hosts_name_nor_ipv4(line: str, tmp_path: Path) -> None:
     """All that it needs is a loopback address."""
     with _in_a_network(line, STANDALONE, tmp_path) as run:
-        said, _ = run.communicate(timeout=120)
+        said, _ = run.communicate(timeout=120 * patience())
     assert (run.returncode, said.count("sum 2.0")) == (0, 2), said
 
 
@@ -257,7 +258,7 @@ def test_a_shell_that_keeps_the_containers_sigterm_is_told(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=120 * patience(),
         check=False,
     )
     assert done.returncode == 0, done.stderr

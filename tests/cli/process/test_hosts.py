@@ -18,6 +18,7 @@ import yaml
 
 from agents.loop_script import loop_script
 from cluster.rights import needs_pods
+from house.patience import patience
 from house.repository import ROOT
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(200)]
@@ -119,7 +120,7 @@ class _Run:
 
     def ends(self) -> int:
         """Wait for its end; return its exit code."""
-        return self.process.wait(timeout=90)
+        return self.process.wait(timeout=90 * patience())
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from holdfast.flash.tools.formats import safetensors as ours
 from holdfast.flash.tools.formats.pickles import Pickles
 from holdfast.flash.tools.printing import Bar
 from house.extended import usual
+from house.patience import patience
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
 MORE = pytest.mark.extended(
@@ -265,7 +266,7 @@ def test_the_process_that_unpickles_can_open_nothing() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=30 * patience(),
     )
     assert done.stdout.split() == ["24", "24"], done.stderr
 
@@ -327,7 +328,9 @@ def test_memory_holds_two_of_the_largest_tensors_at_most(tmp_path: Path) -> None
     torch.save(weights, tmp_path / "state.pt")
     del weights
     command = [sys.executable, "-c", _ALONE]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60 * patience()
+    )
     alone = int(done.stdout)
     steps = [
         ("state.pt", "ck", "--step", "1"),
@@ -344,7 +347,7 @@ def test_memory_holds_two_of_the_largest_tensors_at_most(tmp_path: Path) -> None
             capture_output=True,
             text=True,
             check=True,
-            timeout=100,
+            timeout=100 * patience(),
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         code, own, child = map(int, done.stdout.split()[-3:])
@@ -406,7 +409,7 @@ def _interrupted(words: Sequence[str], is_time: Callable[[int], bool]) -> str:
         time.sleep(0.002)
     assert process.poll() is None, "it was done before it was interrupted"
     os.killpg(process.pid, signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=30 * patience())
     assert process.returncode == 130, error
     assert "Traceback" not in error
     return error

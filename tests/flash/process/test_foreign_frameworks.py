@@ -19,6 +19,7 @@ from foreign_checkpoints.conversions import Print, converted, refused
 from foreign_checkpoints.corruption import damage
 from holdfast.flash.tools import diff, inspect
 from holdfast.flash.tools.diff import Contents
+from house.patience import patience
 from house.sample import sampled
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
@@ -51,7 +52,7 @@ def _universal(source: Path) -> None:
         [*command, *words, "--inject_missing_state"],
         check=True,
         capture_output=True,
-        timeout=100,
+        timeout=100 * patience(),
         env={"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
     )
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from house import forks
-from house.patience import patience
 
 SUPPORT = Path(__file__).parents[1]
 _WORLD_SECONDS = 120
@@ -39,7 +38,7 @@ def run(folder: Path, script: str, worlds: Sequence[World]) -> list[list[str]]:
     done = forks.run(
         [__file__, str(folder)],
         given=asked,
-        timeout=_WORLD_SECONDS * len(worlds) * patience(),
+        timeout=_WORLD_SECONDS * len(worlds),
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT)},
     )
     assert done.returncode == 0, done.stderr

@@ -30,12 +30,13 @@ from typing import Any
 import psutil
 
 from house import fork_server
+from house.patience import patience
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """1 in all forks, as an agent sets them before it imports torch."""
 AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH")
 """What variables begin with that an interpreter or a library reads once."""
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 60.0 * patience()
 SHARED = "HOLDFAST_TEST_FORKS"
 """Names the descriptors on which another process's forks are asked for: `torch=7,services=8`."""
 _PATH = os.environ.get("PYTHONPATH")
@@ -317,6 +318,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; return what it wrote. `given` is its standard input.
 
+    `timeout` is multiplied by `patience`.
+
     Raises:
         subprocess.TimeoutExpired: It did not end; it is killed.
     """
@@ -327,7 +330,7 @@ def run(
         files = [stream.fileno() for stream in streams]
         made = start(args, env=env, files=files, cwd=cwd, imports=imports)
         try:
-            code = made.wait(timeout)
+            code = made.wait(timeout * patience())
         finally:
             made.kill()
         for stream in streams[1:]:

@@ -226,7 +226,7 @@ class RunningJob:
             ["-m", "holdfast_cli.main", *words],
             cwd=ROOT,
             env=self.environ,
-            timeout=timeout_s * patience(),
+            timeout=timeout_s,
             imports=forks.Imports.SERVICES,
         )
 

@@ -30,9 +30,7 @@ class Ended:
 def train(*flags: str | Path, ranks: int = 0, script: Path = SCRIPT) -> Ended:
     """Run a script alone (0 ranks), or under torchrun on this machine."""
     if not ranks:
-        alone = forks.run(
-            [str(script), *map(str, flags)], env=os.environ, timeout=_LIMIT_SECONDS * patience()
-        )
+        alone = forks.run([str(script), *map(str, flags)], env=os.environ, timeout=_LIMIT_SECONDS)
         return Ended(alone.returncode, alone.stdout + alone.stderr)
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run(

@@ -30,7 +30,7 @@ def start(**scenario: Any) -> subprocess.CompletedProcess[str]:
     }
     if scenario.get("kind") != "megatron":  # that changes torch before its import
         words = [elastic_jobs.__file__, json.dumps(scenario)]
-        return forks.run(words, timeout=280 * patience(), env=environment)
+        return forks.run(words, timeout=280, env=environment)
     return subprocess.run(
         [sys.executable, elastic_jobs.__file__, json.dumps(scenario)],
         capture_output=True,
