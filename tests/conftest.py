@@ -29,7 +29,7 @@ settings.register_profile(
     "holdfast", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("holdfast")
-pytest_plugins = ["house.all_tools", "house.left_behind", "house.patience", "house.time_spent"]
+pytest_plugins = ["house.patience", "house.all_tools", "house.left_behind", "house.time_spent"]
 # A shell that runs `make test &` from a script has it ignore SIGINT, `nohup` has it ignore SIGHUP,
 # and so would all that tests start and signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -17,6 +17,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
+from pluggy import HookimplMarker  # light: processes that tests start take the factor alone
+
 if TYPE_CHECKING:
     import pytest
 
@@ -43,18 +45,16 @@ def _turns() -> float:
     return time.process_time() - begun
 
 
+@HookimplMarker("pytest")(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each test that has no limit of its own the usual one, as this machine needs it.
-
-    Plugins that a conftest.py names are called before installed ones, as pytest-timeout is.
-    """
+    """Give each test that has no limit of its own the usual one, before pytest-timeout looks."""
     if config.getoption("timeout", None) is None and (usual := config.getini("timeout")):
         config.option.timeout = float(usual) * patience()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Do the same for limits that tests have."""
-    import pytest  # processes that tests start take the factor alone
+    import pytest
 
     for item in items:
         mark = item.get_closest_marker("timeout")
