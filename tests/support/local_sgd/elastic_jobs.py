@@ -309,14 +309,17 @@ def campaign(plane: ControlPlane) -> None:
     """`events` in turn, each at a drawn instant: kill, two, late, freeze, join.
 
     A replica that is lost may be in its steps, in a sync, or in a change of members: the roster
-    of a joiner is not waited for. `late`: the roster comes a second after the death.
+    of a joiner is not waited for. One is left that has trained: a joiner has no state before it is
+    given one. `late`: the roster comes a second after the death.
     """
     scenario = plane.scenario
     plane.publish(come=plane.start(scenario["replicas"]))
     plane.until(2)
     for event in scenario["events"]:
         time.sleep(plane.random.uniform(0, scenario["pause"]))
-        victims = plane.random.sample(plane.members, min(len(plane.members) - 1, 2))
+        spared = plane.random.choice([one for one in plane.members if plane.rounds_of(one)])
+        others = [one for one in plane.members if one != spared]
+        victims = plane.random.sample(others, min(len(others), 2))
         if event == "join":
             plane.join(1)
             continue
