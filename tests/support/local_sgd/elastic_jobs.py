@@ -284,22 +284,6 @@ def lines(folder: Path, replica: int, shard: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
-def samples(folder: Path) -> dict[str, Any]:
-    """Return how often each sample was used, where ranks have recorded that."""
-    from holdfast.data.counting import count
-    from holdfast.data.record import files_of, lines_of
-    from replicas.training import RECORD
-
-    counted = count(map(lines_of, files_of(folder / RECORD)))
-    return {
-        "steps": counted.steps,
-        "wrong": [*counted.missing, *counted.gaps],
-        "lost": sum(one.lost for one in counted.epochs),
-        "doubled": sum(len(one.doubled) for one in counted.epochs),
-        "used": [one.used for one in counted.epochs],
-    }
-
-
 def static(plane: ControlPlane) -> None:
     """Nothing happens."""
     plane.publish(come=plane.start(plane.scenario["replicas"]))
@@ -474,6 +458,8 @@ SCENARIOS: Final = {
 
 def run(scenario: Mapping[str, Any]) -> dict[str, Any]:
     """Run a scenario; return each rank's lines, by replica and shard, and what was done."""
+    from replicas.training import counted
+
     whole = {**DEFAULTS, **scenario}
     with tempfile.TemporaryDirectory() as name:
         plane = ControlPlane(Path(name), whole)
@@ -491,7 +477,7 @@ def run(scenario: Mapping[str, Any]) -> dict[str, Any]:
                 for replica in range(plane.next)
                 for shard in range(whole["shards"])
             },
-            "samples": samples(Path(name)),
+            "samples": counted(Path(name)),
         }
 
 

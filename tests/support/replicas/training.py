@@ -192,6 +192,21 @@ def _train(
         }  # fmt: skip
 
 
+def counted(folder: Path) -> dict[str, Any]:
+    """Return how often each sample was used, where ranks have recorded that."""
+    from holdfast.data.counting import count
+    from holdfast.data.record import files_of, lines_of
+
+    found = count(map(lines_of, files_of(folder / RECORD)))
+    return {
+        "steps": found.steps,
+        "wrong": [*found.missing, *found.gaps],
+        "lost": sum(one.lost for one in found.epochs),
+        "doubled": sum(len(one.doubled) for one in found.epochs),
+        "used": [one.used for one in found.epochs],
+    }
+
+
 def _weights(model: Any) -> list[float]:
     """Return this rank's parts of all weights."""
     from holdfast.replicas.buckets import local
