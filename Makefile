@@ -133,8 +133,8 @@ node-tools: $(STAMP) # Build what real nodes are made of, and the product's imag
 # are built from the start, at a low priority, and its tests run beside the wide ones, a file at a
 # time: they wait for two thirds of their time. Those on real nodes follow there; where real nodes
 # cannot be built, they are skipped with the reason. Those of frameworks follow them, since the wide
-# ones take longer than the cluster's. Nothing runs beside the parts that watch deadlines. The last part repeats the others' outcomes, and says where the time went and what was
-# left out.
+# ones take longer than the cluster's. Nothing runs beside the parts that watch deadlines. The last
+# part repeats the others' outcomes, and says where the time went and what was left out.
 .PHONY: test
 test: $(STAMP) ## Check, then run the tests (about 38 minutes on 2 cores; says where they went)
 	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'for one in $$(jobs -p); do pkill -P $$one; kill $$one; done 2>/dev/null || true' EXIT; \

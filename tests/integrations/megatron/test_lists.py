@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from house.sample import sampled
 from megatron_worlds.worlds import Worlds
 
 pytestmark = pytest.mark.train
@@ -15,14 +14,12 @@ pytestmark = pytest.mark.train
 
 @pytest.mark.parametrize(
     "setup",
-    sampled(
-        [
-            pytest.param({"tensor": 2, "gated": True, "precision": "bf16"}, id="tensor"),
-            pytest.param({"pipeline": 2, "tied": True, "buckets": 3000}, id="pipeline"),
-            pytest.param({"expert": 2, "experts": 4}, id="experts"),
-        ],
-        1,
-    ),
+    [
+        {"tensor": 2, "gated": True, "precision": "bf16"},
+        {"pipeline": 2, "tied": True, "buckets": 3000},
+        {"expert": 2, "experts": 4},
+    ],
+    ids=["tensor", "pipeline", "experts"],
 )
 def test_one_rank_alone_lists_views_of_its_memory(worlds: Worlds, setup: dict[str, Any]) -> None:
     """No collective, which would wait for ever here; no copy; each element on one rank."""

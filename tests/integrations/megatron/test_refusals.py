@@ -11,7 +11,6 @@ import pytest
 
 from holdfast.flash.tools.formats import holdfast_step
 from holdfast.flash.tools.formats.foreign import ForeignTensor, whole
-from house.sample import sampled
 from megatron_worlds.worlds import Worlds
 
 pytestmark = pytest.mark.train
@@ -19,15 +18,12 @@ pytestmark = pytest.mark.train
 
 @pytest.mark.parametrize(
     ("here", "said"),
-    sampled(
-        [
-            ({"hidden": 64}, "is float32 (64, 64), in the checkpoint ('float32', (64, 32))"),
-            ({"gated": True}, "model.decoder.layers.mlp.linear_fc1.weight is float32 (4, 128, 32)"),
-            ({"tied": True}, "model.output_layer.weight is not in the state"),
-            ({"optimizer": "sgd", "distributed": False}, "was saved by AdamW"),
-        ],
-        2,
-    ),
+    [
+        ({"hidden": 64}, "is float32 (64, 64), in the checkpoint ('float32', (64, 32))"),
+        ({"gated": True}, "model.decoder.layers.mlp.linear_fc1.weight is float32 (4, 128, 32)"),
+        ({"tied": True}, "model.output_layer.weight is not in the state"),
+        ({"optimizer": "sgd", "distributed": False}, "was saved by AdamW"),
+    ],
 )
 def test_another_model_or_optimizer_is_refused(
     worlds: Worlds, tmp_path: Path, here: dict[str, Any], said: str
@@ -42,23 +38,15 @@ def test_another_model_or_optimizer_is_refused(
 
 @pytest.mark.parametrize(
     ("world", "setup", "name"),
-    sampled(
-        [
-            pytest.param(
-                4,
-                {"pipeline": 2, "tied": True, "buckets": 3000},
-                "model.embedding.word_embeddings.weight",
-                id="tied",
-            ),
-            pytest.param(
-                2,
-                {"tensor": 2},
-                "optimizer.state.decoder.layers.mlp.linear_fc2.bias.exp_avg",
-                id="norms",
-            ),
-        ],
-        1,
-    ),
+    [
+        (
+            4,
+            {"pipeline": 2, "tied": True, "buckets": 3000},
+            "model.embedding.word_embeddings.weight",
+        ),
+        (2, {"tensor": 2}, "optimizer.state.decoder.layers.mlp.linear_fc2.bias.exp_avg"),
+    ],
+    ids=["tied", "norms"],
 )
 def test_parted_copies_are_never_saved_as_one(
     worlds: Worlds, tmp_path: Path, world: int, setup: dict[str, Any], name: str
@@ -96,13 +84,10 @@ def _without(state: _Tensors) -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    sampled(
-        [
-            (_halved, f"{MOMENT} is float32 (32,), in the checkpoint ('float16', (32,))"),
-            (_without, f"{MOMENT} is not in the checkpoint"),
-        ],
-        1,
-    ),
+    [
+        (_halved, f"{MOMENT} is float32 (32,), in the checkpoint ('float16', (32,))"),
+        (_without, f"{MOMENT} is not in the checkpoint"),
+    ],
 )
 def test_wrong_or_missing_state_is_refused(
     worlds: Worlds, tmp_path: Path, change: Callable[[_Tensors], None], said: str

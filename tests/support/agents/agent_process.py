@@ -129,9 +129,9 @@ class AgentProcess:
         """Return its zygote; None: it has none now."""
         return next((one for one in self.family() if one.name() == "hf-zygote"), None)
 
-    def until(self, look: Callable[[], object], within: float = 90.0) -> None:
+    def until(self, look: Callable[[], object], within: float = 90.0 * patience()) -> None:
         """Wait for what a running agent does; fail, with its stderr, if it ends before."""
-        deadline = time.monotonic() + within * patience()
+        deadline = time.monotonic() + within
         while not look():
             assert time.monotonic() < deadline, self.errors()
             assert self.process.poll() is None, self.errors()
@@ -141,9 +141,9 @@ class AgentProcess:
         """Signal the agent."""
         os.kill(self.pid, sig)
 
-    def wait(self, within: float = 60.0) -> int:
+    def wait(self, within: float = 60.0 * patience()) -> int:
         """Return the exit code."""
-        return self.process.wait(within * patience())
+        return self.process.wait(within)
 
     def errors(self) -> str:
         """Return what it wrote to stderr."""
@@ -168,9 +168,9 @@ class AgentProcess:
                 continue
 
 
-async def eventually(look: Callable[[], Any], within: float = 60.0) -> Any:
+async def eventually(look: Callable[[], Any], within: float = 60.0 * patience()) -> Any:
     """Return what `look` gives once it is true; fail at the deadline with what it gave last."""
-    deadline = time.monotonic() + within * patience()
+    deadline = time.monotonic() + within
     while not (seen := look()):
         assert time.monotonic() < deadline, f"still {seen!r} after {within} s"
         await asyncio.sleep(0.02)
@@ -179,7 +179,7 @@ async def eventually(look: Callable[[], Any], within: float = 60.0) -> Any:
 
 def wait_gone(processes: Iterable[psutil.Process], within: float) -> list[psutil.Process]:
     """Wait until processes are gone; return those that are not (zombies count as gone)."""
-    deadline = time.monotonic() + within * patience()
+    deadline = time.monotonic() + within
     left = list(processes)
     while left and time.monotonic() < deadline:
         left = [process for process in left if is_alive(process)]

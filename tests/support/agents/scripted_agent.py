@@ -105,9 +105,9 @@ class ScriptedAgent:
             thread.join(timeout=10)
         assert not self.amiss, "a stream began with neither a Welcome nor a Leave"
 
-    def wait_for(self, look: Any, seconds: float = 20.0) -> Any:
+    def wait_for(self, look: Any, seconds: float = 20.0 * patience()) -> Any:
         """Return what `look()` gives once it is true."""
-        end = time.monotonic() + seconds * patience()
+        end = time.monotonic() + seconds
         while not (seen := look()):
             assert time.monotonic() < end, f"not within {seconds} s; got {self.received[-5:]}"
             time.sleep(0.005)

@@ -38,7 +38,7 @@ from house.patience import patience
 
 AGENT = Path(__file__).with_name("zygote_agent.py")
 MARK = "HOLDFAST_TEST_MARK"
-PATIENCE_SECONDS = 100.0
+PATIENCE_SECONDS = 100.0 * patience()
 """For one event; a busy machine needs half a minute to import torch in a helper."""
 _SENTINEL = 10**9
 
@@ -136,7 +136,7 @@ class Driver:
 
     def wait(self, kind: type[E], timeout_s: float = PATIENCE_SECONDS, **fields: Any) -> E:
         """Return the first unread event of a kind whose fields have these values."""
-        deadline = time.monotonic() + timeout_s * patience()
+        deadline = time.monotonic() + timeout_s
         while True:
             for event in self.unread:
                 if isinstance(event, kind) and fields.items() <= _fields(event).items():
@@ -160,7 +160,7 @@ class Driver:
         """Poll until the condition holds; return the seconds it took."""
         begun = time.monotonic()
         while not condition():
-            if time.monotonic() - begun > timeout_s * patience():
+            if time.monotonic() - begun > timeout_s:
                 raise AssertionError(f"waited {timeout_s} s for {what}; {self.unread}")
             time.sleep(0.002)
         return time.monotonic() - begun

@@ -236,9 +236,11 @@ class RunningJob:
         return (endpoint.host, endpoint.port) if endpoint else None
 
     # --- waiting --------------------------------------------------------------------------------
-    def wait_for(self, what: str, true: Callable[[], _Answer], timeout_s: float = 90.0) -> _Answer:
+    def wait_for(
+        self, what: str, true: Callable[[], _Answer], timeout_s: float = 90.0 * patience()
+    ) -> _Answer:
         """Wait until `true()` returns something true, and return it."""
-        deadline = time.monotonic() + timeout_s * patience()
+        deadline = time.monotonic() + timeout_s
         while True:
             with contextlib.suppress(CliError, KeyError):
                 found = true()
@@ -250,7 +252,9 @@ class RunningJob:
                 raise AssertionError(f"the job ended before: {what}\n{self.evidence()}")
             time.sleep(self.poll_seconds)
 
-    def wait_step(self, step: int, *, round_above: int = 0, timeout_s: float = 90.0) -> JobStatus:
+    def wait_step(
+        self, step: int, *, round_above: int = 0, timeout_s: float = 90.0 * patience()
+    ) -> JobStatus:
         """Wait until a world newer than `round_above` trains and has completed `step` steps."""
 
         def there() -> JobStatus | None:
@@ -263,7 +267,7 @@ class RunningJob:
         return status
 
     def wait_event(
-        self, reason: str, *, text: str = "", after: int = 0, timeout_s: float = 60.0
+        self, reason: str, *, text: str = "", after: int = 0, timeout_s: float = 60.0 * patience()
     ) -> JobEvent:
         """Wait for the first event of a reason whose text contains `text`, after a sequence."""
 
@@ -275,10 +279,10 @@ class RunningJob:
         assert event is not None
         return event
 
-    def finish(self, timeout_s: float = 120.0) -> int:
+    def finish(self, timeout_s: float = 120.0 * patience()) -> int:
         """Wait for the end of the job; return the exit code of `holdfast run`."""
         try:
-            return self.process.wait(timeout_s * patience())
+            return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
             raise AssertionError(f"still running:\n{self.evidence()}") from error
 

@@ -37,7 +37,7 @@ from house.patience import patience
 Message = TypeVar("Message")
 
 LOOPBACK = "127.0.0.1"
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 60.0 * patience()
 
 
 class Identities:
@@ -99,7 +99,7 @@ class AgentStream:
         within: float = DEADLINE_SECONDS,
     ) -> Message:
         """Return the first message of a kind that `accept` takes, past ones included."""
-        async with asyncio.timeout(within * patience()):
+        async with asyncio.timeout(within):
             while True:
                 self._changed.clear()
                 for message in self.all(kind):
@@ -169,13 +169,13 @@ class ScriptedMaster(agent_pb2_grpc.AgentServiceServicer):
 
     async def stream(self, number: int = 0, within: float = DEADLINE_SECONDS) -> AgentStream:
         """Return the n-th stream that said hello, from 0."""
-        async with asyncio.timeout(within * patience()):
+        async with asyncio.timeout(within):
             while len(self.streams) <= number:
                 self._joined.clear()
                 await self._joined.wait()
         return self.streams[number]
 
-    async def warm_stream(self, number: int = 0, within: float = 90.0) -> AgentStream:
+    async def warm_stream(self, number: int = 0, within: float = 90.0 * patience()) -> AgentStream:
         """Return the n-th stream once its agent's zygote is ready."""
         stream = await self.stream(number, within)
         await stream.warm()

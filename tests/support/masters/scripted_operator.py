@@ -37,9 +37,9 @@ class ScriptedOperator:
         """Return what was told so far of one kind."""
         return [message for message in self.told if isinstance(message, kind)]
 
-    def wait_for(self, look: Callable[[], Any], seconds: float = 20.0) -> Any:
+    def wait_for(self, look: Callable[[], Any], seconds: float = 20.0 * patience()) -> Any:
         """Return what `look()` gives once it is true."""
-        end = time.monotonic() + seconds * patience()
+        end = time.monotonic() + seconds
         while not (seen := look()):
             assert time.monotonic() < end, f"not within {seconds} s; got {self.told[-5:]}"
             time.sleep(0.005)
