@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource as process_resources
 import signal
@@ -22,7 +23,7 @@ import psutil
 import pytest
 
 from holdfast_agent.health.node_check import link, storage
-from holdfast_agent.health.node_check.measured import Task
+from holdfast_agent.health.node_check.measured import REPORTS, FigureReporter, Task
 from holdfast_agent.health.node_check.process import Interrupt, KeptProcess
 from holdfast_agent.health.node_check.runner import (
     CheckResult,
@@ -32,7 +33,7 @@ from holdfast_agent.health.node_check.runner import (
     serve_task,
 )
 from holdfast_agent.policies.node_check import Reading
-from holdfast_wire import loopback
+from holdfast_wire import datagrams, loopback
 from holdfast_wire.identity import Identity
 from holdfast_wire.resources import Resource
 from house import forks
@@ -116,6 +117,31 @@ def test_memory_disk_and_shared_memory_are_measured_without_torch(tmp_path: Path
     assert list(storage.SHM.glob(".holdfast-check-*")) == []
     assert result.peak_bytes < 512 << 20
     assert " x " in result.kind
+
+
+def test_a_write_of_shared_memory_that_is_disturbed_once_is_no_slow_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever else runs on the node for a moment takes a CPU from one of three writes."""
+    write, count = os.pwrite, itertools.count()
+
+    def slow_at_first(descriptor: int, data: bytes, at: int) -> int:
+        if next(count) == 0:
+            time.sleep(0.5)
+        return write(descriptor, data, at)
+
+    monkeypatch.setattr(os, "pwrite", slow_at_first)
+    ours, theirs = datagrams.pair()
+    with ours, theirs:
+        storage.measure_shm(FigureReporter(ours))
+        reports = [datagrams.decode(datagrams.receive(theirs)[0], REPORTS) for _ in range(4)]
+    (rate,) = (
+        one.value
+        for one in reports
+        if isinstance(one, Reading) and one.resource is Resource.SHM_WRITE
+    )
+    assert rate is not None
+    assert rate > 2 * (4 << 20) / 0.5 / 1e9, reports
 
 
 def test_a_folder_without_room_is_a_fault_with_its_reason(tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ SHM_BYTES = 64 << 20
 """Most bytes that are written; never more than a quarter of the room."""
 _WRITE_SECONDS = 0.8
 _READ_SECONDS = 0.4
-_SHM_SECONDS = 0.3
+_SHM_SECONDS = 0.15
+"""Longer than the period of a CPU quota (0.1 s): a throttled node cannot look fast for once."""
+_SHM_REPEATS = 3
+"""A write of shared memory is a copy by the CPU: whatever else runs for a moment halves one."""
 _GIB = 1 << 30
 
 
@@ -48,12 +51,13 @@ def measure_disk(report: FigureReporter, folder: str) -> None:
 
 
 def measure_shm(report: FigureReporter, folder: Path = SHM) -> None:
-    """Report room in GiB and writes in GB/s of shared memory."""
+    """Report room in GiB and writes in GB/s of shared memory; the best of three."""
     with report.measures(Resource.SHM_ROOM, str(folder)):
         report.figure(_room(str(folder)) / _GIB)
     with report.measures(Resource.SHM_WRITE, str(folder)), _nameless(str(folder)) as descriptor:
         most = min(SHM_BYTES, _room(str(folder)) // 4)
-        report.figure(_write(descriptor, most, _SHM_SECONDS, durable=False) / 1e9)
+        each = (_write(descriptor, most, _SHM_SECONDS, durable=False) for _ in range(_SHM_REPEATS))
+        report.figure(max(each) / 1e9)
 
 
 def _room(folder: str) -> int:
