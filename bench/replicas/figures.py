@@ -52,8 +52,13 @@ def pace(steps: Sequence[Completed], world: int) -> float:
 
 def next_whole(steps: Sequence[Completed], moment: float) -> Completed | None:
     """Return the first whole step of a round that had no whole step before the moment."""
+    return next(iter(_of_later_rounds(steps, moment)), None)
+
+
+def _of_later_rounds(steps: Sequence[Completed], moment: float) -> list[Completed]:
+    """Leave out the step that the killed rank had made, and whose others come after the moment."""
     old = {one.round for one in steps if one.t <= moment}
-    return next((one for one in steps if one.t > moment and one.round not in old), None)
+    return [one for one in steps if one.t > moment and one.round not in old]
 
 
 def loss(
@@ -100,7 +105,7 @@ def join(events: Sequence[Event], moment: float, ranks: int) -> dict[str, float]
     The pause is the time from the last step of the round before to the second one of the whole
     world, beyond as many ordinary steps.
     """
-    steps = [one for one in whole_steps(events) if one.t > moment]
+    steps = _of_later_rounds(whole_steps(events), moment)
     at = next((i for i, one in enumerate(steps) if one.world == ranks), None)
     if at is None or at + 1 >= len(steps) or _changes_again(steps, at):
         return None
@@ -110,11 +115,13 @@ def join(events: Sequence[Event], moment: float, ranks: int) -> dict[str, float]
     fewer = steps[before].world
     whole = pace(whole_steps(events), ranks)
     usual = pace(steps[:at], fewer) or whole
-    expected = (at - before) * usual + whole
-    return {
-        r.AWAY: 1000 * (steps[at].t - moment),
-        r.PAUSE: 1000 * (steps[at + 1].t - steps[before].t - expected),
-    }
+    pause = steps[at + 1].t - steps[before].t - (at - before) * usual - whole
+    given = [one.seconds for one in events if one.event == "given" and one.t > moment]
+    found = {r.AWAY: 1000 * (steps[at].t - moment), r.PAUSE: 1000 * pause}
+    if given and (transfer := given[-1]) is not None:
+        left = pause - max(0.0, transfer - usual)
+        found |= {r.GIVEN: 1000 * transfer, r.UNCOVERED: 1000 * left}
+    return found
 
 
 def _changes_again(steps: Sequence[Completed], at: int) -> bool:

@@ -105,6 +105,7 @@ class KillTrial:
             shards=self.shards,
             pace_ms=request.pace_ms,
             model_mb=request.model_mb,
+            micro_batches=r.MICRO_BATCHES[request.shape],
             loop=way.loop,
         )
         self.system = way.system(self.setting)

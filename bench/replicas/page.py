@@ -204,17 +204,23 @@ def _steps(results: Sequence[ReplicaRun]) -> list[Verdict]:
             found = step_ratios(results, f"{shape}, {_SMALL}", name)
             text = f"{said} of a step, nothing happening, beside {plain}: {shape}"
             verdicts.append(_verdict(text, "≤ 1.01×", found, at_most(1.01), 3))
-        found = gradients(results, f"{shape}, 101 MB")
+        [found] = [gradients(results, group) for group in _large(results, shape)] or [[]]
         text = f"memory beyond {plain}, in gradients of a rank: {shape}"
         verdicts.append(_verdict(text, "≤ 1.1", found, at_most(1.1), 2))
     return verdicts
 
 
+def _large(results: Sequence[ReplicaRun], shape: str) -> list[str]:
+    """Return the group of a shape's memory: its name has the model's size."""
+    of_shape = [one.group for one in results if one.row == r.MEMORY and shape in one.group]
+    return list(dict.fromkeys(of_shape))
+
+
 def _joins(results: Sequence[ReplicaRun]) -> list[Verdict]:
-    small = values(results, r.LOSSES, f"{r.FOUR}, {_SMALL}", r.REPLICAS, r.PAUSE)
-    large = values(results, r.JOINS, f"{r.FOUR}, 101 MB", r.REPLICAS, r.PAUSE)
+    small = values(results, r.LOSSES, f"{r.FOUR}, {_SMALL}", r.REPLICAS, r.UNCOVERED)
+    large = values(results, r.JOINS, f"{r.FOUR}, 101 MB", r.REPLICAS, r.UNCOVERED)
     return [
-        _verdict(f"pause of the others for a joiner, ms: {size}", "≤ 30", found, at_most(30))
+        _verdict(f"{r.UNCOVERED}: {size}", "≤ 30", found, at_most(30))
         for size, found in ((_SMALL, small), ("101 MB", large))
     ]
 

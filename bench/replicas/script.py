@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run by path
 from bench.recovery import script as base
 
 MICRO_BATCHES: Final = 12
-"""Of a step in the whole job: those of a lost replica can be shared by three."""
+"""Of a step in the whole job by default: those of a lost replica can be shared by three."""
 ROWS: Final = 4
 """Of a micro-batch."""
 _WIDER: Final = 16 * base.VOCABULARY
@@ -59,6 +60,7 @@ def settings() -> argparse.Namespace:
     parser.add_argument("--loop", choices=LOOPS, required=True)
     parser.add_argument("--shards", type=int, default=1, help="ranks of a replica")
     parser.add_argument("--pace-ms", type=float, default=4.0, help="slept in each micro-batch")
+    parser.add_argument("--micro-batches", type=int, default=MICRO_BATCHES, help="of a step")
     parser.add_argument("--model-mb", type=float, default=0.0, help="more weights, in MB")
     return parser.parse_args()
 
@@ -110,12 +112,12 @@ class Bytes:
         return torch.randint(base.VOCABULARY, (base.CONTEXT + 1,), generator=seeded)
 
 
-def micro_batch(step: int, number: int, part: int = 0, parts: int = 1) -> Any:
-    """Return a part of the samples of a micro-batch."""
+def micro_batch(number: int, part: int = 0, parts: int = 1) -> Any:
+    """Return a part of the samples of a micro-batch, counted from the first step."""
     import torch
 
     data = Bytes()
-    first, each = (step * MICRO_BATCHES + number) * ROWS, ROWS // parts
+    first, each = number * ROWS, ROWS // parts
     ids = range(first + part * each, first + (part + 1) * each)
     return torch.stack([data[one % len(data)] for one in ids])
 
@@ -154,8 +156,9 @@ def _replicas(options: argparse.Namespace, log: base.StepLog) -> None:
     if dist.get_world_size() > 1:
         cut(model, mesh_of(members, "cpu"))
     optimizer = adamw(model)
-    replicated = Replicated(model, optimizer, members, micro_batches=MICRO_BATCHES)
+    replicated = Replicated(model, optimizer, members, micro_batches=options.micro_batches)
     batches = Batches(Bytes(), replicated, micro_batch=ROWS, epochs=10**6)
+    told = None
     for step in batches.steps():
         for rows in step:
             backward(model, rows)
@@ -164,6 +167,8 @@ def _replicas(options: argparse.Namespace, log: base.StepLog) -> None:
         optimizer.zero_grad()
         epoch = getattr(members, "epoch", 0)
         log.belong(epoch, len(replicated.replicas) * dist.get_world_size())
+        if replicated.given is not told and (told := replicated.given) is not None:
+            log.write("given", seconds=told.seconds)
         log.write("step", step=replicated.steps)
         job.step(replicated.steps)
 
@@ -176,8 +181,9 @@ def _world(options: argparse.Namespace, log: base.StepLog) -> None:
     model = model_of(options.model_mb)
     optimizer, parallel = plain(model, options.shards, group)
     keep = _saves(options, model, optimizer)
+    share = PlainShare(options.shards, options.micro_batches)
     for step in itertools.count(keep.load() + 1):
-        plain_step(parallel, optimizer, step, options.shards, options.pace_ms / 1000)
+        share.step(parallel, optimizer, step, options.pace_ms / 1000)
         log.write("step", step=step)
         keep.save(step)
         assert dist.is_initialized()  # noqa: S101 - a lost rank ends this process by an error
@@ -196,24 +202,34 @@ def plain(model: Any, shards: int, group: Any) -> tuple[Any, Any]:
     return adamw(model), model
 
 
-def plain_step(parallel: Any, optimizer: Any, step: int, shards: int, pace: float) -> None:
-    """Make a step that reduces over replicas in its last micro-batch only."""
-    from torch import distributed as dist
+@dataclass(frozen=True, slots=True)
+class PlainShare:
+    """What a rank of DDP or HSDP computes."""
 
-    rank, world = dist.get_rank(), dist.get_world_size()
-    mine = range(rank // shards, MICRO_BATCHES, world // shards)
-    for number in mine:
-        is_last = number == mine[-1]
-        late: Any = contextlib.nullcontext()
-        if shards > 1:
-            parallel.set_requires_all_reduce(is_last)
-        elif not is_last:
-            late = parallel.no_sync()
-        with late:
-            backward(parallel, micro_batch(step, number, rank % shards, shards), len(mine))
-        time.sleep(pace)
-    optimizer.step()
-    optimizer.zero_grad()
+    shards: int
+    """Ranks of a replica."""
+    micro_batches: int
+    """Of a step in the whole job."""
+
+    def step(self, parallel: Any, optimizer: Any, step: int, pace: float) -> None:
+        """Make a step that reduces over replicas in its last micro-batch only."""
+        from torch import distributed as dist
+
+        rank, world, shards = dist.get_rank(), dist.get_world_size(), self.shards
+        mine = range(rank // shards, self.micro_batches, world // shards)
+        for number in mine:
+            is_last = number == mine[-1]
+            late: Any = contextlib.nullcontext()
+            if shards > 1:
+                parallel.set_requires_all_reduce(is_last)
+            elif not is_last:
+                late = parallel.no_sync()
+            rows = micro_batch(step * self.micro_batches + number, rank % shards, shards)
+            with late:
+                backward(parallel, rows, len(mine))
+            time.sleep(pace)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 class _Flash:
@@ -269,13 +285,13 @@ def _torchft(options: argparse.Namespace, log: base.StepLog) -> None:
     manager = _manager(inner, plain_optimizer)
     model = _module("ddp").DistributedDataParallel(manager, inner)
     optimizer = _module("optim").OptimizerWrapper(manager, plain_optimizer)
-    replicas = int(os.environ["REPLICAS"])
+    count = options.micro_batches // int(os.environ["REPLICAS"])
     for turn in itertools.count():
         optimizer.zero_grad()
-        for at in range(MICRO_BATCHES // replicas):
-            is_last = at == MICRO_BATCHES // replicas - 1
+        for at in range(count):
+            is_last = at == count - 1
             with contextlib.nullcontext() if is_last else model.no_sync():
-                backward(model, micro_batch(turn, at), MICRO_BATCHES // replicas)
+                backward(model, micro_batch(turn * options.micro_batches + at), count)
             time.sleep(options.pace_ms / 1000)
         before = manager.current_step()
         optimizer.step()

@@ -82,11 +82,11 @@ def _plain(plan: Mapping[str, Any], folder: Path) -> Callable[[], None]:
     optimizer, parallel = script.plain(
         script.model_of(plan["model_mb"]), plan["shards"], dist.group.WORLD
     )
-    made = 0
+    made, share = 0, script.PlainShare(plan["shards"], script.MICRO_BATCHES)
 
     def step() -> None:
         nonlocal made
-        script.plain_step(parallel, optimizer, made, plan["shards"], plan["pace_ms"] / 1000)
+        share.step(parallel, optimizer, made, plan["pace_ms"] / 1000)
         made += 1
 
     return step
@@ -102,7 +102,8 @@ def _replicas(plan: Mapping[str, Any], folder: Path) -> Callable[[], None]:
 
     def step() -> None:
         for number in replicated.dealt():
-            rows = script.micro_batch(replicated.steps, number, own.rank, own.size)
+            at = replicated.steps * script.MICRO_BATCHES + number
+            rows = script.micro_batch(at, own.rank, own.size)
             script.backward(model, rows)
             time.sleep(plan["pace_ms"] / 1000)
         optimizer.step()

@@ -43,6 +43,8 @@ class Start(Setting):
 
     shards: int
     pace_ms: float
+    micro_batches: int
+    """Of a step in the whole job."""
     model_mb: float = 0.0
     loop: str = field(default="world")
 
@@ -50,7 +52,8 @@ class Start(Setting):
         """Return the script's command line."""
         arguments = Setting.script_arguments(self)
         arguments += [f"--loop={self.loop}", f"--shards={self.shards}"]
-        return [*arguments, f"--pace-ms={self.pace_ms}", f"--model-mb={self.model_mb}"]
+        arguments += [f"--pace-ms={self.pace_ms}", f"--model-mb={self.model_mb}"]
+        return [*arguments, f"--micro-batches={self.micro_batches}"]
 
 
 class FourNodes(Holdfast):

@@ -79,6 +79,25 @@ def test_a_joiners_pause_is_what_is_beyond_ordinary_steps() -> None:
     assert found is not None
     assert found[r.AWAY] == pytest.approx(6500)
     assert found[r.PAUSE] == pytest.approx(1000 * (2.5 - 1.2 - 1.0))
+    assert r.UNCOVERED not in found
+
+
+def test_a_step_that_the_killed_rank_had_made_is_no_return_of_it() -> None:
+    """The others write their lines of it after the kill; their next steps are of another round."""
+    late = [one for one in _step(10.6, 10, 1, range(1, 5)) if one.pid != 1]
+    events = [one for one in _course() if (one.round, one.step) != (1, 10) or one.pid == 1]
+    events = [*events, *late]
+    assert figures.join(events, 10.5, _RANKS) == figures.join(_course(), 10.5, _RANKS)
+
+
+@pytest.mark.parametrize(("transfer", "uncovered"), [(0.5, 300.0), (1.2, 300.0), (1.4, 100.0)])
+def test_a_step_covers_a_joiners_transfer(transfer: float, uncovered: float) -> None:
+    """Of a transfer that is longer than a step of three ranks, 1.2 s, the rest is not held."""
+    given = Event(t=17.0, event="given", rank=0, pid=9, seconds=transfer)
+    found = figures.join([*_course(), given], 10.5, _RANKS)
+    assert found is not None
+    assert found[r.GIVEN] == pytest.approx(1000 * transfer)
+    assert found[r.UNCOVERED] == pytest.approx(uncovered)
 
 
 def test_a_world_that_comes_back_as_a_whole_has_no_joiner() -> None:

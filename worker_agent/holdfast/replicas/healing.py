@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.flash.trainer.leaves import StateError, Stateful
 from holdfast.flash.trainer.values import decode_value, encode_value
@@ -157,6 +157,14 @@ def _got(broadcast: Broadcast) -> torch.Tensor:
     return parcel
 
 
+class Given(NamedTuple):
+    """What went from a donor to a joiner."""
+
+    bytes: int
+    seconds: float
+    """From when both are connected."""
+
+
 class Healing:
     """One joiner's transfer, on either side, in a thread of its own."""
 
@@ -181,8 +189,9 @@ class Healing:
         self._state, self._position, self._meet = state, position, meet
         self._is_lost, self._timeout = is_lost, timeout
         self._stopped = False
+        self.given = Given(0, 0.0)
         self._error = ""
-        self._has_ended = threading.Event()
+        self._has_ended, self._sent = threading.Event(), 0
         threading.Thread(target=self._run, name="holdfast-heal", daemon=True).start()
 
     def wait(self) -> None:
@@ -204,10 +213,12 @@ class Healing:
         A `finally` would say the end only then: the group goes with the error's frames.
         """
         try:
+            broadcast, begun = self._connect(), time.monotonic()
             if self._position is None:
-                self._state.take(self._connect())
+                self._state.take(broadcast)
             else:
-                self._state.give(self._connect(), self._position)
+                self._state.give(broadcast, self._position)
+            self._tell(time.monotonic() - begun)
         except Exception as error:  # noqa: BLE001 - a state is whole or not, whatever the reason
             self._error = f"{type(error).__name__}: {error}"  # an error would keep the group alive
             if not self._stopped:
@@ -215,6 +226,12 @@ class Healing:
             self._has_ended.set()
         else:
             self._has_ended.set()
+
+    def _tell(self, seconds: float) -> None:
+        self.given = Given(self._sent, seconds)
+        if self._position is None:
+            text = "replicas: was given the state of the others: %.1f MB in %.2f s"
+            log.info(text, self._sent / 1e6, seconds)
 
     def _connect(self) -> Broadcast:
         import torch.distributed as dist
@@ -232,6 +249,7 @@ class Healing:
             if self._ends():
                 raise SyncError("it was stopped, or a member is lost")
             self._until_done(group.broadcast([tensor], options))
+            self._sent += tensor.nbytes
 
         return broadcast
 

@@ -24,7 +24,7 @@ from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.local_sgd.sync.unit_sync import all_or_none
 from holdfast.replicas.buckets import BUCKET
 from holdfast.replicas.errors import MeetingError, ReplicasError
-from holdfast.replicas.healing import Healing, JoinerState
+from holdfast.replicas.healing import Given, Healing, JoinerState
 from holdfast.replicas.local_sum import LocalSum
 from holdfast.replicas.meeting import Agreement, Standing, agree, lineage_of, unlike
 from holdfast.replicas.refusals import check_optimizers
@@ -132,6 +132,8 @@ class Replicated:
         """Micro-batches that this replica has computed for one that was lost."""
         self.began: Began | None = None
         """How it began with others; None: it has not, or it joined others."""
+        self.given: Given | None = None
+        """What it was given when it last joined others; None: it never has."""
 
     def carry(self, name: str, one: Stateful) -> None:
         """Give joiners the state of this too: a scheduler, a GradScaler, counters.
@@ -289,6 +291,7 @@ class Replicated:
     def _end_own_healing(self) -> None:
         for one in self._healings:
             one.wait()
+            self.given = one.given
         self._healings = []
 
     def _meet(self, find: Callable[[], Membership | None]) -> None:
