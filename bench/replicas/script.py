@@ -167,7 +167,8 @@ def _replicas(options: argparse.Namespace, log: base.StepLog) -> None:
         optimizer.zero_grad()
         epoch = getattr(members, "epoch", 0)
         log.belong(epoch, len(replicated.replicas) * dist.get_world_size())
-        if replicated.given is not told and (told := replicated.given) is not None:
+        given, told = told, replicated.given
+        if told is not None and told is not given:
             log.write("given", seconds=told.seconds)
         log.write("step", step=replicated.steps)
         job.step(replicated.steps)

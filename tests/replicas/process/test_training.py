@@ -124,3 +124,12 @@ def test_a_step_of_fewer_micro_batches_is_alike_on_all_that_are_left() -> None:
 def test_a_donor_waits_until_a_joiner_has_all() -> None:
     """The state takes longer on its way than a step: the joiner has the others' bits even so."""
     trained(scenario="campaign", replicas=2, events=["join"], slow_gift=0.3, every=20)
+
+
+def test_no_replica_waits_for_one_that_learns_of_a_joiner_later() -> None:
+    """It would train a whole step on, which the others would wait for; they train on with it."""
+    told, why = trained(scenario="campaign", replicas=2, events=["join"], late=1, rounds=120)
+    first = steps_of(told["ranks"]["0 0"])
+    waits = [line["left"] - line["begun"] for line in first]
+    assert sum(line["sees"] for line in first) > 2, f"{waits}, {why}"
+    assert max(line["members"] for line in first) == 3, why

@@ -14,7 +14,7 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,8 @@ MICRO_BATCH: Final = 4
 MICRO_BATCHES: Final = 12
 RECORD: Final = "samples"
 """Folder of a run that each rank records its samples in."""
+LATE: Final = 1.0
+"""Seconds by which the replica that a scenario names as `late` learns of a roster."""
 _WIDE: Final = 16
 _WORD: Final = 12
 
@@ -123,6 +125,8 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
     now.within(replicated, "_end_own_healing", "joining")
     optimizer.register_step_pre_hook(lambda *_: now("optimizer"))
     optimizer.register_step_post_hook(lambda *_: now("compute"))
+    if scenario.get("late") == replica:
+        members._read = _late(members._read)
     if "slow_gift" in scenario:
         _slow_down(replicated, scenario["slow_gift"])
     with (folder / f"log-{replica}-{shard}").open("w", encoding="utf-8", buffering=1) as log:
@@ -133,6 +137,20 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
             if is_over(scenario, folder, replicated.steps):
                 break
         log.write(json.dumps({"weights": _weights(model)}) + "\n")
+
+
+def _late(read: Callable[[], Any]) -> Callable[[], Any]:
+    """Give each roster so many seconds after it came, as an agent does that has little of a CPU."""
+    shown, since = None, dict[int, float]()
+
+    def given() -> Any:
+        nonlocal shown
+        newest, now = read(), time.monotonic()
+        if newest and now >= since.setdefault(newest.epoch, now) + (LATE if shown else 0):
+            shown = newest
+        return shown
+
+    return given
 
 
 def _slow_down(replicated: Any, seconds: float) -> None:
@@ -188,7 +206,7 @@ def _train(
             "epoch": replicated._membership.epoch, "computed": computed,
             "recomputed": replicated.recomputed, "dropped": batches.dropped,
             "digest": _digest(model, optimizer), "begun": begun, "left": time.monotonic(),
-            "members": len(replicated.replicas),
+            "members": len(replicated.replicas), "sees": replicated._members.has_changed(),
         }  # fmt: skip
 
 

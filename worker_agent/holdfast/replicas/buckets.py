@@ -13,7 +13,7 @@ bucket, a small one, has two buffers, and no other is begun before the first is 
 one gradient (of this rank's shard) and the first bucket.
 
 Behind the last bucket's gradients travel the micro-batches that are in a sum, as zeros and ones,
-the total of their weights, and the learning rate.
+the total of their weights, the learning rate, and whether the replica sees another roster.
 
 Parameters of FSDP2 are this rank's shards. Whole parameters of a replica of several ranks are
 summed within it first; each rank then reduces a part over the replicas, and the parts are gathered.
@@ -33,8 +33,9 @@ BUCKET: Final = 25 << 20
 """Bytes of a bucket, as DistributedDataParallel has it."""
 FIRST: Final = 1 << 20
 """Bytes of the first bucket, as there: it has two buffers, and all others wait for it."""
-EXTRA: Final = 2
-"""Numbers that travel with a sum, besides one for each micro-batch: weight and learning rate."""
+EXTRA: Final = 3
+"""Numbers that travel with a sum, besides one for each micro-batch: weight, learning rate, and 1
+where another roster is seen."""
 
 
 def local(tensor: Any) -> Any:

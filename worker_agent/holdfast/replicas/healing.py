@@ -9,6 +9,7 @@ thread, and waits before it steps. A joiner computes nothing in that time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -21,7 +22,7 @@ from holdfast.flash.trainer.values import decode_value, encode_value
 from holdfast.local_sgd.driver.changing import numbers_of, take_numbers
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.sync.fresh_group import CONNECT, watched_store
-from holdfast.local_sgd.sync.group import INTERVAL, SyncError
+from holdfast.local_sgd.sync.group import SyncError
 from holdfast.local_sgd.sync.inner_state import TorchInnerState
 from holdfast.local_sgd.sync.transfer_bytes import StateEntry, pack, unpack
 from holdfast.replicas.buckets import local
@@ -157,6 +158,11 @@ def _got(broadcast: Broadcast) -> torch.Tensor:
     return parcel
 
 
+_LOOK: Final = timedelta(milliseconds=10)
+"""Between two looks at the members while a transfer is waited for. torch waits without the
+interpreter's lock: a thread that looked each millisecond made the donor's step a third longer."""
+
+
 class Given(NamedTuple):
     """What went from a donor to a joiner."""
 
@@ -255,11 +261,13 @@ class Healing:
 
     def _until_done(self, work: Any) -> None:
         deadline = time.monotonic() + self._timeout
-        while not work.is_completed():
-            if self._ends() or time.monotonic() > deadline:
-                raise SyncError("a member is lost, or the time is up")
-            time.sleep(INTERVAL)
-        work.wait()
+        while not self._ends() and time.monotonic() < deadline:
+            with contextlib.suppress(RuntimeError):
+                work.wait(_LOOK)
+            if work.is_completed():  # also one that has ended since the look
+                work.wait()
+                return
+        raise SyncError("a member is lost, or the time is up")
 
     def _ends(self) -> bool:
         return self._stopped or self._is_lost()

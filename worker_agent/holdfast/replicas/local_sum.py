@@ -86,9 +86,12 @@ class LocalSum:
         self._weight, self._now = 0.0, None
         self._attempt: Reduction | None = None
         self._others = 0.0
+        self._told = []
 
     _now: float | None
     """Weight of the micro-batch in work; None: it counts as one."""
+    _told: list[float]
+    """Numbers that came with the whole sum; empty: it is torn."""
 
     def weigh(self, weight: float) -> None:
         """Add to the weight of the micro-batch in work."""
@@ -104,31 +107,38 @@ class LocalSum:
         """Look at the model's parameters once more, in the next reduction."""
         self._is_checked = False
 
-    def arm(self, replicas: Group, deal: Sequence[int], rate: float) -> None:
+    def arm(
+        self, replicas: Group, deal: Sequence[int], rate: float, sees_change: Callable[[], bool]
+    ) -> None:
         """Reduce buckets from now on as they are filled: the last micro-batch begins.
 
         Args:
             replicas: The members.
             deal: Micro-batches that are in the sum once it ends, besides those that are.
             rate: The learning rate, which all must have.
+            sees_change: Tells if there is another roster than the one that is followed.
         """
         self.buckets[0].swap()
 
         def fill(tail: torch.Tensor) -> None:
             self._fill(tail, sorted({*self.held, *deal}), rate)
+            tail[-1] = sees_change()
 
-        self._attempt = Reduction(self.buckets, replicas, fill)
+        self._attempt, self._replicas = Reduction(self.buckets, replicas, fill), replicas
 
     @property
     def is_armed(self) -> bool:
         """Buckets are reduced as they are filled."""
         return self._attempt is not None
 
-    def reduce(self, has_changed: Callable[[], bool]) -> tuple[bool, bool]:
-        """Return (the reduction is torn, members have changed), as all ranks of the replica know.
+    def reduce(self, is_lost: Callable[[], bool]) -> tuple[bool, bool]:
+        """Return (the reduction is torn, members are to meet), as all ranks of the replica know.
 
         They tell each other in one exchange, within replicas of several ranks only: they share
         collectives, so none may go on to the next forward alone. No vote is made over replicas.
+
+        Args:
+            is_lost: Tells if a member is lost, for which no member waits.
         """
         if not self._is_checked:
             self._is_checked = True
@@ -143,26 +153,34 @@ class LocalSum:
                 attempt.finish()
             except SyncError as error:
                 self.torn = str(error)
-        first, changed = attempt.first_is_whole, False
+        self._told = [] if self.torn else self._tail()
+        first, all_see, lost = attempt.first_is_whole, self._all_see(), is_lost()
         if self._own.size > 1:
-            first, changed = self._tell(attempt, has_changed)
+            first, all_see, lost = self._tell(attempt, all_see=all_see, lost=lost)
         self.keeps &= not first
         if self.torn:
             attempt.give_up()
-        return bool(self.torn), changed
+        return bool(self.torn), all_see or lost
 
-    def _tell(self, attempt: Reduction, has_changed: Callable[[], bool]) -> tuple[bool, bool]:
-        """Return (the first bucket is whole, members have changed) on any rank of the replica."""
+    def _all_see(self) -> bool:
+        """Tell if each replica sees another roster; all read the same sum, and so meet at once.
+
+        One whose roster came late would make those that meet wait for a whole step of it.
+        """
+        return bool(self._told) and int(self._told[-1]) == self._replicas.size
+
+    def _tell(self, attempt: Reduction, *, all_see: bool, lost: bool) -> tuple[bool, bool, bool]:
+        """Return what holds on any rank of this replica; of `all_see`, what holds on all."""
         if self.torn:
             attempt.abandon()
-        weight = self._tail()[-2]
-        own = bool(self.torn), attempt.first_is_whole, has_changed()
+        weight = self._told[-EXTRA] if self._told else 0.0
+        own = bool(self.torn), attempt.first_is_whole, lost, all_see
         told = self._own.gather_scalars([*map(float, own), weight])
-        torn, first, changed, weights = zip(*told, strict=True)
+        torn, first, losses, sees, weights = zip(*told, strict=True)
         self._others = sum(weights) - weight
         if any(torn) and not self.torn:
             self.torn = "it was torn on another rank of this replica"
-        return any(first), any(changed)
+        return any(first), all(sees), any(losses)
 
     def write(self, *, least: int, rate: float) -> None:
         """Put the gradient of the whole step in place, and keep it.
@@ -174,7 +192,7 @@ class LocalSum:
         Raises:
             ContentError: a micro-batch is missing or doubled, or rates differ.
         """
-        *counts, weight, rates = self._tail()
+        *counts, weight, rates, _ = self._told
         _check_contents(counts, least)
         _check_rate(rates / sum(counts), rate)
         self.gave = frozenset(self.held)
@@ -222,7 +240,7 @@ class LocalSum:
             weight += 1.0 if self._now is None else self._now
         tail.zero_()
         tail[torch.tensor(held, dtype=torch.long, device=tail.device)] = 1
-        tail[-2], tail[-1] = weight, rate * len(held)
+        tail[-EXTRA], tail[1 - EXTRA] = weight, rate * len(held)
 
     def _is_mixed(self) -> bool:
         """Tell if the replica's ranks have whole parameters beside sharded ones.

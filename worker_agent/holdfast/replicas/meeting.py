@@ -25,8 +25,8 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from holdfast.replicas.errors import MeetingError
 
@@ -53,6 +53,27 @@ class Standing:
     held: frozenset[int] = frozenset()
     """Micro-batches of its step whose gradients are in its local sum."""
 
+    def numbers(self) -> list[float]:
+        """Return `NUMBERS` numbers for `of`: all but its own number, and how many it holds."""
+        own = self.is_new, self.step, self.keeps, self.lineage, self.lineage_before, len(self.held)
+        return [float(one) for one in own]
+
+    @classmethod
+    def of(cls, replica: int, numbers: Sequence[float], held: Iterable[int]) -> Standing:
+        """Return the standing of a replica that told these `numbers`, and what it holds."""
+        return cls(
+            replica=replica,
+            is_new=bool(numbers[0]),
+            step=int(numbers[1]),
+            keeps=bool(numbers[2]),
+            lineage=int(numbers[3]),
+            lineage_before=int(numbers[4]),
+            held=frozenset(held),
+        )
+
+
+NUMBERS: Final = len(Standing(replica=0, is_new=True, step=0).numbers())
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
@@ -76,6 +97,15 @@ class Agreement:
     reason: str
 
 
+class Began(NamedTuple):
+    """The begin of replicas that had no others to join."""
+
+    epoch: int
+    """Of their roster; 0: they are fixed."""
+    steps: int
+    """That all had."""
+
+
 def unlike(
     forms: Mapping[int, tuple[bool, Sequence[float]]], fields: Sequence[str]
 ) -> dict[int, str]:
@@ -95,6 +125,30 @@ def unlike(
         if wrong:
             found[replica] = wrong[0]
     return found
+
+
+def unlike_others(
+    me: int, replicas: Sequence[int], rows: Sequence[Sequence[float]], fields: Sequence[str]
+) -> str:
+    """Return which other replicas are of another form, and in which field; "": none is.
+
+    Args:
+        me: This replica.
+        replicas: All, in the order of their rows.
+        rows: What each told: `Standing.numbers`, then those of its form.
+        fields: Names of the numbers of a form.
+
+    Raises:
+        MeetingError: this replica is one of them.
+    """
+    told = zip(replicas, rows, strict=True)
+    wrong = unlike({one: (bool(row[0]), row[NUMBERS:]) for one, row in told}, fields)
+    if me in wrong:
+        raise MeetingError(
+            f"replica {me}: its {wrong[me]} is not that of the replicas that train; start it with "
+            "their script and settings"
+        )
+    return f"replicas {sorted(wrong)} have another {next(iter(wrong.values()))}" if wrong else ""
 
 
 def agree(standings: Sequence[Standing], micro_batches: int) -> Agreement:

@@ -16,17 +16,25 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.job import tell_work
 from holdfast.local_sgd.members.members import MembersError, Membership
 from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.local_sgd.sync.unit_sync import all_or_none
 from holdfast.replicas.buckets import BUCKET
-from holdfast.replicas.errors import MeetingError, ReplicasError
+from holdfast.replicas.errors import ReplicasError
 from holdfast.replicas.healing import Given, Healing, JoinerState
 from holdfast.replicas.local_sum import LocalSum
-from holdfast.replicas.meeting import Agreement, Standing, agree, lineage_of, unlike
+from holdfast.replicas.meeting import (
+    NUMBERS,
+    Agreement,
+    Began,
+    Standing,
+    agree,
+    lineage_of,
+    unlike_others,
+)
 from holdfast.replicas.refusals import check_optimizers
 from holdfast.replicas.warm_up import warm_up
 
@@ -38,8 +46,6 @@ if TYPE_CHECKING:
     from holdfast.local_sgd.members.members import Members
 
 log: Final = logging.getLogger("holdfast")
-_OWN: Final = 5
-"""Numbers of a standing before its micro-batches."""
 
 
 class OnLoss(enum.StrEnum):
@@ -49,15 +55,6 @@ class OnLoss(enum.StrEnum):
     """The others compute what it had not delivered: each step has all its micro-batches."""
     FEWER = "fewer"
     """The step is taken with those that are there; the mean is over them."""
-
-
-class Began(NamedTuple):
-    """The begin of replicas that had no others to join."""
-
-    epoch: int
-    """Of their roster; 0: they are fixed."""
-    steps: int
-    """That all had."""
 
 
 class Replicated:
@@ -118,7 +115,7 @@ class Replicated:
         """It has no state that the others know: before a meeting, and until it is given theirs."""
         self._is_whole = True
         """False: a donor was lost, or is at it: weights and moments are of unlike steps."""
-        self._is_given = self._is_in_step = self._sees_change = False
+        self._is_given = self._is_in_step = self._is_to_meet = False
         self._lineage = self._lineage_before = 0
         self._deal: tuple[int, ...] = ()
         self._agreed: tuple[int, tuple[int, ...]] | None = None
@@ -207,7 +204,7 @@ class Replicated:
         while not self._is_given:
             for at, number in enumerate(self._deal, 1):
                 if at == len(self._deal):
-                    self._sum.arm(self._group, self._deal, self._rate())
+                    self._arm(self._deal)
                 yield number
                 self._sum.add(number)
             if self._is_reduced():
@@ -234,13 +231,16 @@ class Replicated:
             self._state.check()  # the script has stepped the optimizer by now
         if self._is_new and self._members.changes:
             warm_up(self._optimizers)  # before others know of this replica
-        if self._is_new or self._has_changed():
+        if self._is_new or self._is_to_meet:
             self._meet(self._members.refresh)
         self._work_from = time.monotonic_ns()
 
-    def _has_changed(self) -> bool:
-        """Tell if there is another roster: all ranks of this replica are told the same."""
-        return self._members.has_changed() if self.own.size == 1 else self._sees_change
+    def _arm(self, deal: tuple[int, ...]) -> None:
+        self._sum.arm(self._group, deal, self._rate(), self._members.has_changed)
+
+    def _has_lost(self) -> bool:
+        """Tell if a member is out of the newest roster."""
+        return self._group.interrupted is not None and self._group.interrupted()
 
     def _rate(self) -> float:
         return float(self._optimizers[0].param_groups[0]["lr"])
@@ -249,8 +249,8 @@ class Replicated:
         """Reduce; True: `.grad` has the step's gradient. False: the reduction is torn."""
         self._tell_work()
         if not self._sum.is_armed:
-            self._sum.arm(self._group, (), self._rate())
-        torn, self._sees_change = self._sum.reduce(self._members.has_changed)
+            self._arm(())
+        torn, self._is_to_meet = self._sum.reduce(self._has_lost)
         if torn or not self._is_healed():
             why = self._sum.torn.partition(";")[0]
             log.warning("replicas: step %d is to be reduced again: %s", self.steps, why)
@@ -314,10 +314,7 @@ class Replicated:
         self._membership, self._group = membership, membership.group
         self._sum.check_again()
         try:
-            all_or_none(self._voters, self._compare_forms)
-            rows = all_or_none(self._voters, lambda: self._group.gather_scalars(self._standing()))
-            told = zip(membership.replicas, rows, strict=True)
-            plan = agree([_standing_of(*one) for one in told], self.micro_batches)
+            plan = agree(all_or_none(self._voters, self._standings), self.micro_batches)
             self._follow(plan)
         except SyncError as error:
             log.warning("replicas: members changed again: %s", error)
@@ -325,32 +322,38 @@ class Replicated:
         log.info("replicas: epoch %d: %s", membership.epoch, plan.reason)
         return True
 
-    def _compare_forms(self) -> None:
-        """Refuse to meet where sums would be of unlike tensors, which ends processes in gloo.
+    def _standings(self) -> list[Standing]:
+        """Return where each member stands.
 
         Raises:
-            MeetingError: this replica is the one that differs.
-            SyncError: another one is, and will be gone.
+            MeetingError: this replica is of another form, and gloo ends processes that sum unlike
+                tensors.
+            SyncError: another one is, and will be gone; or a member is gone.
         """
-        rows = self._group.gather_scalars([float(self._is_new), *self._form.values()])
-        told = {
-            replica: (bool(row[0]), row[1:])
-            for replica, row in zip(self._membership.replicas, rows, strict=True)
-        }
-        wrong = unlike(told, list(self._form))
-        if self.replica in wrong:
-            raise MeetingError(
-                f"replica {self.replica}: its {wrong[self.replica]} is not that of the replicas "
-                "that train; start it with their script and settings"
-            )
-        if wrong:
-            raise SyncError(f"replicas {sorted(wrong)} have another {next(iter(wrong.values()))}")
+        mine, members = self._standing(), self._membership.replicas
+        rows = self._group.gather_scalars([*mine.numbers(), *self._form.values()])
+        if unlike := unlike_others(self.replica, members, rows, list(self._form)):
+            raise SyncError(unlike)
+        if any(row[NUMBERS - 1] for row in rows):
+            held = [float(number in mine.held) for number in range(self.micro_batches)]
+            marks = self._group.gather_scalars(held)
+        else:
+            marks = [[] for _ in rows]
+        return [
+            Standing.of(replica, row, (at for at, one in enumerate(some) if one))
+            for replica, row, some in zip(members, rows, marks, strict=True)
+        ]
 
-    def _standing(self) -> list[float]:
-        held = [float(number in self._sum.held) for number in range(self.micro_batches)]
-        steps = self.steps if self._is_whole else -1
-        own = (self._is_new, steps, self._sum.keeps, self._lineage, self._lineage_before)
-        return [*map(float, own), *held]
+    def _standing(self) -> Standing:
+        return Standing(
+            replica=self.replica,
+            is_new=self._is_new,
+            step=self.steps if self._is_whole else -1,
+            keeps=self._sum.keeps,
+            lineage=self._lineage,
+            lineage_before=self._lineage_before,
+            held=frozenset(self._sum.held),
+        )
 
     def _follow(self, plan: Agreement) -> None:
         """Carry out a plan; raises SyncError."""
@@ -481,16 +484,3 @@ class Replicated:
 
 def _list(one: Any) -> list[Any]:
     return list(one) if isinstance(one, list | tuple) else [one]
-
-
-def _standing_of(replica: int, row: Sequence[float]) -> Standing:
-    """Return a replica's standing as it was told."""
-    return Standing(
-        replica=replica,
-        is_new=bool(row[0]),
-        step=int(row[1]),
-        keeps=bool(row[2]),
-        lineage=int(row[3]),
-        lineage_before=int(row[4]),
-        held=frozenset(at for at, one in enumerate(row[_OWN:]) if one),
-    )

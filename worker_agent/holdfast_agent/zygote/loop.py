@@ -27,6 +27,7 @@ from holdfast_agent.zygote.process_tree import (
 from holdfast_agent.zygote.rounds import InChild, Rounds, Spawner
 from holdfast_agent.zygote.settings import ZygoteSettings
 from holdfast_agent.zygote.store_processes import StoreProcesses
+from holdfast_wire.keys import ENV_ROSTER
 
 _NO_LEASE = "the agent's lease has expired"
 _EXIT_DEFECT = 70  # EX_SOFTWARE
@@ -88,6 +89,7 @@ class ZygoteLoop:
         self._stop = False
         self._lease_lost = False
         self._deferred = list(settings.deferred_preload)
+        self._of_replicas = settings.replica_preload
         self._deferred_at: float | None = None
         """time.monotonic of the next deferred import; None: no round has begun."""
         self._wakeup, self._wakeup_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -280,6 +282,9 @@ class ZygoteLoop:
         started = self.rounds.begin(wanted.round)
         if not self.spawner.spawn(wanted, started):
             self.rounds.kill(wanted.round, signal.SIGKILL, 0.0)
+        if any(ENV_ROSTER in rank.env for rank in wanted.ranks):
+            self._deferred += self._of_replicas
+            self._of_replicas = ()
         self._deferred_at = time.monotonic() + self._settings.deferred_preload_s
 
     def _prepare_store(self, command: protocol.PrepareStoreCommand) -> None:

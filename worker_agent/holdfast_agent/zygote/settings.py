@@ -49,6 +49,10 @@ DEFERRABLE: Final = frozenset(DEFAULT_PRELOAD) - {"torch", "torch.distributed", 
 """Modules of the default list that a script may do without: together they take as long to import as
 torch itself."""
 
+REPLICA_PRELOAD: Final = ("holdfast.replicas.replicated", "holdfast.data.batches")
+"""Modules of replicas that come and go: 0.1 to 0.2 s on a busy node, in which the others do the
+work of the one that was lost."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteSettings:
@@ -66,6 +70,8 @@ class ZygoteSettings:
     """Modules to import once a round has run for `deferred_preload_s`: the first round does not
     wait for them, later ones have them. An import keeps the zygote from its other work for up to
     seconds."""
+    replica_preload: tuple[str, ...] = REPLICA_PRELOAD
+    """More deferred modules, once a round has a roster of replicas."""
     deferred_preload_s: float = 10.0
     """Seconds from a round's start to the deferred imports: by then a script has done its own,
     which need the same CPUs."""

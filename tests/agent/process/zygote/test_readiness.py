@@ -17,6 +17,7 @@ from holdfast_agent.zygote.protocol import (
     WorkerExitedEvent,
     WorkerStarted,
 )
+from holdfast_agent.zygote.settings import REPLICA_PRELOAD
 
 PRELOADS = {
     "a thread": (
@@ -105,6 +106,38 @@ def test_a_deferred_module_is_imported_once_a_round_has_run_for_a_while(tmp_path
         assert not driver.wait(Ready).reason
         assert driver.run(asks).out == "False False\n"
         assert driver.run(asks).out == "True True\n"
+
+
+def test_modules_of_replicas_are_imported_once_a_round_has_a_roster(tmp_path: Path) -> None:
+    """A job of one world has no use for them; a replica that comes back does not import them."""
+    module = _module(tmp_path, "from pathlib import Path\nPath(__file__ + '.in').touch()\n")
+    asks = "import sys; print('mine' in sys.modules)"
+    late = f"""
+        import sys, time
+        from pathlib import Path
+        print("mine" in sys.modules)
+        while len(sys.argv) > 1 and not Path({str(tmp_path / "mine.py.in")!r}).exists():
+            time.sleep(0.01)
+        """
+    roster = {"env": {"HOLDFAST_OUTER_ROSTER": str(tmp_path / "roster")}}
+    settings = {"replica_preload": ("mine",), "deferred_preload_s": 0.2}
+    with agent(tmp_path, **module, **settings) as driver:
+        assert not driver.wait(Ready).reason
+        assert driver.run("import time; time.sleep(1)").exited.exit_code == 0
+        assert driver.run(late, "wait", **roster).out == "False\n"
+        assert driver.run(asks, **roster).out == "True\n"
+
+
+def test_the_package_of_replicas_leaves_the_zygote_forkable(tmp_path: Path) -> None:
+    """The default list exists, and starts no thread."""
+    asks = f"import sys; print({set(REPLICA_PRELOAD)!r} <= set(sys.modules))"
+    roster = {"env": {"HOLDFAST_OUTER_ROSTER": str(tmp_path / "roster")}}
+    with agent(tmp_path, deferred_preload_s=0.0) as driver:
+        assert not driver.wait(Ready).reason
+        driver.run("import time; time.sleep(3)", **roster)
+        again = driver.run(asks, **roster)
+        assert (again.out, again.err) == ("True\n", "")
+    assert "skipped" not in (tmp_path / "agent.err").read_text()
 
 
 def test_the_agents_end_does_not_wait_for_a_deferred_import(tmp_path: Path) -> None:
