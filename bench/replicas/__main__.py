@@ -12,7 +12,7 @@ import dataclasses
 import os
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from bench.harness import record, sandbox, venvs
@@ -28,8 +28,6 @@ _LARGE_MB: Final = 100.0
 _LARGE_PACE_MS: Final = 100.0
 """Slept in each micro-batch of the large model: an accelerator leaves its host as idle. Without it
 four ranks' optimizers take both cores, and a transfer has none that it could use beside them."""
-_MEMORY_MB: Final[Mapping[str, float]] = {r.FOUR: 100.0, r.TWO: 400.0}
-"""Large beside what moves a peak from run to run: 0.1 GB of allocators and of gloo."""
 _OF_TWO: Final = tuple(way for way in r.WAYS if way not in (r.TORCHFT, r.NIGHTLY))
 """Ways that have replicas of several ranks here: torchft's script has replica groups of one."""
 _GOODPUT: Final = (r.REPLICAS, r.RESTART, r.NIGHTLY)
@@ -121,8 +119,7 @@ class _Runs:
                 for one in steps.step_times(shape, plan):
                     yield dataclasses.replace(one, turn=one.turn + turn * plan.turns)
             if r.MEMORY in self.options.rows and not (quick and shards > 1):
-                size = 25.0 if quick else _MEMORY_MB[shape]
-                large = dataclasses.replace(plan, model_mb=size, steps=1)
+                large = dataclasses.replace(plan, model_mb=25.0 if quick else _LARGE_MB, steps=3)
                 yield from steps.memory(shape, large, turn)
 
     def _killed(

@@ -204,16 +204,10 @@ def _steps(results: Sequence[ReplicaRun]) -> list[Verdict]:
             found = step_ratios(results, f"{shape}, {_SMALL}", name)
             text = f"{said} of a step, nothing happening, beside {plain}: {shape}"
             verdicts.append(_verdict(text, "≤ 1.01×", found, at_most(1.01), 3))
-        [found] = [gradients(results, group) for group in _large(results, shape)] or [[]]
+        found = gradients(results, f"{shape}, 101 MB")
         text = f"memory beyond {plain}, in gradients of a rank: {shape}"
         verdicts.append(_verdict(text, "≤ 1.1", found, at_most(1.1), 2))
     return verdicts
-
-
-def _large(results: Sequence[ReplicaRun], shape: str) -> list[str]:
-    """Return the group of a shape's memory: its name has the model's size."""
-    of_shape = [one.group for one in results if one.row == r.MEMORY and shape in one.group]
-    return list(dict.fromkeys(of_shape))
 
 
 def _joins(results: Sequence[ReplicaRun]) -> list[Verdict]:

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,6 +45,11 @@ class StepPlan:
     """Slept in each micro-batch; 0: all that is measured is work."""
 
 
+_AT_ONCE: Final = {"MALLOC_MMAP_THRESHOLD_": str(256 << 10)}
+"""Has glibc return each tensor's memory when it is freed. By default it keeps up to 0.9 GB here of
+either way, more or less from run to run."""
+
+
 def step_times(shape: str, plan: StepPlan) -> Iterator[ReplicaRun]:
     """Measure the ways in turns in one world."""
     for way, turn, values, load in _run(shape, plan):
@@ -54,18 +59,25 @@ def step_times(shape: str, plan: StepPlan) -> Iterator[ReplicaRun]:
 
 
 def memory(shape: str, plan: StepPlan, turn: int) -> Iterator[ReplicaRun]:
-    """Measure the most memory of a rank, each way in a world of its own."""
+    """Measure the most memory of a rank in its steps, each way in a world of its own."""
     shards = r.SHAPES[shape][1]
     for way in plan.ways:
         alone = StepPlan(**{**asdict(plan), "ways": [way], "turns": 1})
-        [(_, _, values, load)] = _run(shape, alone)
+        [(_, _, values, load)] = _run(shape, alone, _AT_ONCE)
         kept = {r.PEAK: values[r.PEAK], r.GRADIENT: (1.1 + plan.model_mb) / shards}
         group = f"{shape}, {1.1 + plan.model_mb:.0f} MB"
         yield ReplicaRun(row=r.MEMORY, group=group, way=way, turn=turn, values=kept, load=load)
 
 
-def _run(shape: str, plan: StepPlan) -> list[tuple[str, int, dict[str, float], float]]:
+def _run(
+    shape: str, plan: StepPlan, more: Mapping[str, str] | None = None
+) -> list[tuple[str, int, dict[str, float], float]]:
     """Run a world to its end; return way, turn, values and load of each of its lines.
+
+    Args:
+        shape: Of the world.
+        plan: Of its ranks.
+        more: Variables of their environment.
 
     Raises:
         WorldError: a rank failed, or the world took longer than `LIMIT_SECONDS`.
@@ -82,6 +94,7 @@ def _run(shape: str, plan: StepPlan) -> list[tuple[str, int, dict[str, float], f
                 env=launch.variables(
                     RANK=str(rank), WORLD_SIZE=str(replicas * shards), MASTER_ADDR="127.0.0.1",
                     MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", PYTHONWARNINGS="ignore",
+                    **(more or {}),
                 ),
                 cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors,
             )  # fmt: skip
