@@ -190,10 +190,12 @@ def _received(job: JobContext, event: inputs.Received) -> None:
 def _note_operator(job: JobContext, event: inputs.OperatorMessage) -> None:
     match event.message:
         case wire.MasterSpec() as spec:
-            is_first = job.state.spec is None
+            before = job.state.spec
             operator_messages.spec_arrived(job, spec)
-            if is_first:
+            if before is None:
                 hello.welcome_again(job)
+            elif operator_messages.has_other_policies(before, job.spec):
+                hello.set_policies(job)
         case wire.PodObservation() as pod:
             pods.pod_seen(job, pod)
         case wire.PodListDone():

@@ -101,6 +101,7 @@ class Agent:
         self._accounted_at = time.monotonic()
         self._handlers: Mapping[type[Any], Callable[[Any, Any], None]] = {
             wire.Welcome: self._on_welcome,
+            wire.SetPolicies: lambda order, _: self._set_policies(order),
             wire.WorldAssignment: self._on_assignment,
             wire.StopRound: self._on_stop,
             wire.PrepareStore: lambda order, _: parts.stores.prepare(order.store_id),
@@ -218,8 +219,7 @@ class Agent:
         self._set_interval(welcome.heartbeat_seconds)
         parts.sampler.welcomed(welcome.health)
         parts.checks.welcomed(welcome.health, warm=parts.zygote.warm)
-        session.statements.renumber_rules(runner.exits.rules, welcome.failure_rules)
-        runner.exits.rules = welcome.failure_rules
+        self._set_rules(welcome.failure_rules)
         if welcome.lease_seconds > 0:
             self._tools.page.words[Header.LEASE_LIMIT_NS] = int(welcome.lease_seconds * 1e9)
         newest, alive = session.accepted.round, runner.alive
@@ -236,6 +236,17 @@ class Agent:
             runner.kill(killed_for)
         self._tools.arenas.restate()
         runner.shards.restate()
+
+    def _set_policies(self, order: wire.SetPolicies) -> None:
+        """Follow an edit of the job's spec."""
+        log.info("the job has other rules of exits, or another spec.health")
+        self.parts.sampler.follow(order.health)
+        self._set_rules(order.failure_rules)
+
+    def _set_rules(self, rules: tuple[wire.FailureRule, ...]) -> None:
+        exits = self.parts.runner.exits
+        self.parts.session.statements.renumber_rules(exits.rules, rules)
+        exits.rules = rules
 
     def _on_assignment(self, assignment: wire.WorldAssignment, own_round: int) -> None:
         if assignment.mode is wire.AssignmentMode.RECONFIGURE:

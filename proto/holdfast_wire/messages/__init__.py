@@ -36,7 +36,7 @@ MESSAGES: Final = _by_name(
         HeartbeatInterval Hello Leave MemoryUse NodeChecked NoticeReceived OuterRoster
         PeerAddress PrepareStore RankCollectives RankProgress RankStack ReplicaReady
         RosterFailed RoundStarted RoundStopped RunningWorker SessionRequest SessionResponse
-        SetBarrier StateDigest StopRound StorePrepared Warmed Welcome WorkerExited
+        SetBarrier SetPolicies StateDigest StopRound StorePrepared Warmed Welcome WorkerExited
         WorldAssignment
     """,
     checkpoint="""

@@ -462,6 +462,16 @@ class HeartbeatInterval:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SetPolicies:
+    """SetPolicies follows an edit of the job's spec: what it says of health and of exits."""
+
+    failure_rules: tuple[FailureRule, ...] = ()
+    """In place of the Welcome's. Those that it had keep their indices, for reports that are on
+    their way; some may be in force no longer."""
+    health: HealthPolicy | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorldAssignment:
     """WorldAssignment is one node's place in a world. Constant size: never the member list."""
 
@@ -720,5 +730,6 @@ SessionResponseMessage = (
     | ClockReply
     | CheckNode
     | ShardsLeased
+    | SetPolicies
 )
 """What `SessionResponse.message` holds."""

@@ -331,6 +331,7 @@ class SessionResponse(google.protobuf.message.Message):
     CLOCK_REPLY_FIELD_NUMBER: builtins.int
     CHECK_NODE_FIELD_NUMBER: builtins.int
     SHARDS_LEASED_FIELD_NUMBER: builtins.int
+    SET_POLICIES_FIELD_NUMBER: builtins.int
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence:
         """Fence of the master that sends it; a round-scoped message carries its round."""
@@ -373,6 +374,8 @@ class SessionResponse(google.protobuf.message.Message):
     def check_node(self) -> Global___CheckNode: ...
     @property
     def shards_leased(self) -> holdfast_wire.v1.data_pb2.ShardsLeased: ...
+    @property
+    def set_policies(self) -> Global___SetPolicies: ...
     def __init__(
         self,
         *,
@@ -396,10 +399,11 @@ class SessionResponse(google.protobuf.message.Message):
         clock_reply: Global___ClockReply | None = ...,
         check_node: Global___CheckNode | None = ...,
         shards_leased: holdfast_wire.v1.data_pb2.ShardsLeased | None = ...,
+        set_policies: Global___SetPolicies | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "check_node", b"check_node", "clock_reply", b"clock_reply", "collect_evidence", b"collect_evidence", "commit_announced", b"commit_announced", "commit_grant", b"commit_grant", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "flush_to_storage", b"flush_to_storage", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "prepare_store", b"prepare_store", "release_checkpoints", b"release_checkpoints", "restore_plan", b"restore_plan", "set_barrier", b"set_barrier", "set_schedule", b"set_schedule", "shards_leased", b"shards_leased", "stop_round", b"stop_round", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "check_node", b"check_node", "clock_reply", b"clock_reply", "collect_evidence", b"collect_evidence", "commit_announced", b"commit_announced", "commit_grant", b"commit_grant", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "flush_to_storage", b"flush_to_storage", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "prepare_store", b"prepare_store", "release_checkpoints", b"release_checkpoints", "restore_plan", b"restore_plan", "set_barrier", b"set_barrier", "set_schedule", b"set_schedule", "shards_leased", b"shards_leased", "stop_round", b"stop_round", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "stop_round", "prepare_store", "set_barrier", "dump_stacks", "leave", "digest", "heartbeat_interval", "restore_plan", "commit_grant", "commit_announced", "release_checkpoints", "flush_to_storage", "set_schedule", "collect_evidence", "clock_reply", "check_node", "shards_leased"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "check_node", b"check_node", "clock_reply", b"clock_reply", "collect_evidence", b"collect_evidence", "commit_announced", b"commit_announced", "commit_grant", b"commit_grant", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "flush_to_storage", b"flush_to_storage", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "prepare_store", b"prepare_store", "release_checkpoints", b"release_checkpoints", "restore_plan", b"restore_plan", "set_barrier", b"set_barrier", "set_policies", b"set_policies", "set_schedule", b"set_schedule", "shards_leased", b"shards_leased", "stop_round", b"stop_round", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "check_node", b"check_node", "clock_reply", b"clock_reply", "collect_evidence", b"collect_evidence", "commit_announced", b"commit_announced", "commit_grant", b"commit_grant", "digest", b"digest", "dump_stacks", b"dump_stacks", "fence", b"fence", "flush_to_storage", b"flush_to_storage", "heartbeat_interval", b"heartbeat_interval", "leave", b"leave", "message", b"message", "prepare_store", b"prepare_store", "release_checkpoints", b"release_checkpoints", "restore_plan", b"restore_plan", "set_barrier", b"set_barrier", "set_policies", b"set_policies", "set_schedule", b"set_schedule", "shards_leased", b"shards_leased", "stop_round", b"stop_round", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "stop_round", "prepare_store", "set_barrier", "dump_stacks", "leave", "digest", "heartbeat_interval", "restore_plan", "commit_grant", "commit_announced", "release_checkpoints", "flush_to_storage", "set_schedule", "collect_evidence", "clock_reply", "check_node", "shards_leased", "set_policies"] | None: ...
 
 Global___SessionResponse: typing_extensions.TypeAlias = SessionResponse
 
@@ -1308,6 +1312,33 @@ class HeartbeatInterval(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["heartbeat_seconds", b"heartbeat_seconds"]) -> None: ...
 
 Global___HeartbeatInterval: typing_extensions.TypeAlias = HeartbeatInterval
+
+@typing.final
+class SetPolicies(google.protobuf.message.Message):
+    """SetPolicies follows an edit of the job's spec: what it says of health and of exits."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FAILURE_RULES_FIELD_NUMBER: builtins.int
+    HEALTH_FIELD_NUMBER: builtins.int
+    @property
+    def failure_rules(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.spec_pb2.FailureRule]:
+        """In place of the Welcome's. Those that it had keep their indices, for reports that are on their way; some may be in force
+        no longer.
+        """
+
+    @property
+    def health(self) -> holdfast_wire.v1.spec_pb2.HealthPolicy: ...
+    def __init__(
+        self,
+        *,
+        failure_rules: collections.abc.Iterable[holdfast_wire.v1.spec_pb2.FailureRule] | None = ...,
+        health: holdfast_wire.v1.spec_pb2.HealthPolicy | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["health", b"health"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["failure_rules", b"failure_rules", "health", b"health"]) -> None: ...
+
+Global___SetPolicies: typing_extensions.TypeAlias = SetPolicies
 
 @typing.final
 class WorldAssignment(google.protobuf.message.Message):

@@ -16,9 +16,11 @@ from agents.scripted_node import Node
 from holdfast_wire.messages import (
     BarrierAck,
     BarrierReached,
+    ClockProbe,
     CommandDone,
     DumpStacks,
     FailureRule,
+    HealthPolicy,
     Heartbeat,
     Leave,
     LeaveOutcome,
@@ -26,6 +28,7 @@ from holdfast_wire.messages import (
     RoundStarted,
     RoundStopped,
     SetBarrier,
+    SetPolicies,
     StateDigest,
     StopRound,
     StorePrepared,
@@ -157,6 +160,20 @@ os.kill(os.getpid(), signal.SIGSEGV)
     errors = agent.errors()
     assert "Root Cause" in errors
     assert "rank 0 raised ValueError" in errors
+
+
+async def test_an_agent_follows_an_edit_of_the_job_while_it_trains(node: Node) -> None:
+    """Ranks are sampled from then on, and exits compared with the new rules as well."""
+    first, second = (FailureRule(log_pattern=one) for one in ("no such", "bad luck"))
+    node.master.welcome = Welcome(heartbeat_seconds=0.2, lease_seconds=4.0, failure_rules=(first,))
+    code = TRAIN + "    if n == 2000:\n        raise ValueError('bad luck')\n"
+    _, stream = await node.start(code.replace("0.02", "0.005"))
+    await _train(stream, 1, nproc=1)
+    await asyncio.sleep(1.0)
+    assert stream.all(ClockProbe) == [], "a job without spec.health is not sampled"
+    stream.send(SetPolicies(failure_rules=(first, second), health=HealthPolicy()), 1)
+    await stream.wait(ClockProbe)
+    assert (await stream.wait(WorkerExited)).matched_rules == (1,)
 
 
 async def test_old_and_foreign_orders_are_dropped(node: Node) -> None:

@@ -313,6 +313,10 @@ class Agent(Line):
     def _interval(self, order: wire.HeartbeatInterval, _: int) -> None:
         self.beat_seconds = order.heartbeat_seconds
 
+    def _set_policies(self, order: wire.SetPolicies, _: int) -> None:
+        rules, health = order.failure_rules, order.health
+        self.welcome = dataclasses.replace(self.welcome, failure_rules=rules, health=health)
+
     def _warmed(self) -> None:
         self.warm = True
         self.report(wire.Warmed(seconds=0.5))
@@ -424,6 +428,7 @@ _ORDERS: dict[type | None, Callable[[Agent, Any, int], None]] = {
     wire.Leave: Agent._leave,
     wire.StateDigest: Agent._keep_digest,
     wire.HeartbeatInterval: Agent._interval,
+    wire.SetPolicies: Agent._set_policies,
     wire.CommitGrant: lambda agent, order, number: agent.keeper.on_grant(order, number),
     wire.CommitAnnounced: lambda agent, news, number: agent.keeper.on_announced(news, number),
     wire.ReleaseCheckpoints: lambda agent, order, number: agent.keeper.on_release(order, number),

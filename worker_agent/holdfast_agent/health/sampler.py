@@ -107,6 +107,10 @@ class Sampler:
         self.policy = policy
         self._forget_clock()
 
+    def follow(self, policy: HealthPolicy | None) -> None:
+        """Take the job's policy after an edit; the next sample is due by it."""
+        self.policy, self._due = policy, 0.0
+
     def guess(self, local_rank: int, round_number: int) -> StepGuess | None:
         """Return the guessed progress of a rank of a round; None: nothing is known of it."""
         known = self.ranks.get(local_rank) if round_number == self._round else None

@@ -179,6 +179,19 @@ def welcome_again(job: JobContext) -> None:
             job.out.send(node, _welcome_message(job, node))
 
 
+def set_policies(job: JobContext) -> None:
+    """Tell agents what an edit of the spec says of health and of their exits.
+
+    Rules keep their places: an exit's report may be on its way that names them by index.
+    """
+    for node in job.membership.nodes.values():
+        if node.session is not None:
+            fresh = tuple(one for one in job.spec.failure_rules if one not in node.rules)
+            node.rules += fresh
+            message = wire.SetPolicies(failure_rules=node.rules, health=job.spec.health)
+            job.out.send(node, message)
+
+
 def _welcome(job: JobContext, node: Node, round_number: int) -> None:
     node.welcomed_round = round_number
     # An agent gives a stream up that begins otherwise: not even a digest goes before.

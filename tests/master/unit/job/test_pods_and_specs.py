@@ -124,6 +124,28 @@ def test_an_older_or_equal_spec_is_ignored() -> None:
     assert job.status.replicas == 2
 
 
+def test_agents_follow_an_edit_of_health_and_of_rules() -> None:
+    """Rules keep their places: an exit that is on its way names them by index."""
+    old = wire.FailureRule(action=wire.FailureAction.FAIL_JOB, log_pattern="old")
+    new = wire.FailureRule(action=wire.FailureAction.REPLACE_POD, log_pattern="new")
+    health = wire.HealthPolicy(hang=wire.HangPolicy(mode=wire.HealthMode.REPORT, min_seconds=60))
+    job = training(3, failure_rules=(old,))
+    job.raises = 0.0  # the exit that counts is the one that this test makes
+    job.operator.change(failure_rules=(new,), health=health)
+    job.run(0.5)
+    welcomes = [job.agents[rank].welcome for rank in (0, 1, 2)]
+    assert [one.failure_rules for one in welcomes] == [(old, new)] * 3
+    assert [one.health for one in welcomes] == [health] * 3
+    job.agents[1].matched = (0,)
+    job.agents[1].crash_worker(1)
+    job.run(5.0)
+    assert sorted(job.members) == [0, 1, 2], "a rule that is in force no longer ends no job"
+    job.agents[2].matched = (1,)
+    job.agents[2].crash_worker(1)
+    job.run(1.0)
+    assert "ReplaceRequested" in job.reasons()
+
+
 def test_a_new_limit_can_save_or_end_a_job_that_hangs_in_the_balance() -> None:
     """Budgets are read anew while an incident is open."""
     job = training(2, budgets=(wire.Budget(kind=wire.BudgetKind.FAILURES, limit=0),))
