@@ -141,7 +141,8 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
 
 def _late(read: Callable[[], Any]) -> Callable[[], Any]:
     """Give each roster so many seconds after it came, as an agent does that has little of a CPU."""
-    shown, since = None, dict[int, float]()
+    since = dict[int, float]()
+    shown: Any = None
 
     def given() -> Any:
         nonlocal shown

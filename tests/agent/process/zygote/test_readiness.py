@@ -120,8 +120,7 @@ def test_modules_of_replicas_are_imported_once_a_round_has_a_roster(tmp_path: Pa
             time.sleep(0.01)
         """
     roster = {"env": {"HOLDFAST_OUTER_ROSTER": str(tmp_path / "roster")}}
-    settings = {"replica_preload": ("mine",), "deferred_preload_s": 0.2}
-    with agent(tmp_path, **module, **settings) as driver:
+    with agent(tmp_path, **module, replica_preload=("mine",), deferred_preload_s=0.2) as driver:
         assert not driver.wait(Ready).reason
         assert driver.run("import time; time.sleep(1)").exited.exit_code == 0
         assert driver.run(late, "wait", **roster).out == "False\n"
