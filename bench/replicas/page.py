@@ -25,6 +25,7 @@ def page_of(about: Mapping[str, Any], results: Sequence[ReplicaRun]) -> str:
     said = (
         f"{machine.sentence(about)} Seed {about['seed']}. "
         f"Load average {page.load_range([one for one in results if one.row != r.SIMULATED])}."
+        f"{' ' if 'added' in about else ''}{about.get('added', '')}"
     )
     rows = {row: _row([one for one in results if one.row == row]) for row in r.ROWS}
     return page.fill(
