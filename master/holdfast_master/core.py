@@ -190,11 +190,11 @@ def _received(job: JobContext, event: inputs.Received) -> None:
 def _note_operator(job: JobContext, event: inputs.OperatorMessage) -> None:
     match event.message:
         case wire.MasterSpec() as spec:
-            before = job.state.spec
+            is_first = job.state.spec is None
             operator_messages.spec_arrived(job, spec)
-            if before is None:
+            if is_first:
                 hello.welcome_again(job)
-            elif operator_messages.has_other_policies(before, job.spec):
+            else:
                 hello.set_policies(job)
         case wire.PodObservation() as pod:
             pods.pod_seen(job, pod)

@@ -91,11 +91,6 @@ def spec_arrived(job: JobContext, spec: MasterSpec) -> None:
     user_requests.spec_in_force(job)
 
 
-def has_other_policies(before: MasterSpec, spec: MasterSpec) -> bool:
-    """Tell if agents must know of a spec that follows another."""
-    return (before.health, before.failure_rules) != (spec.health, spec.failure_rules)
-
-
 def _version(spec: MasterSpec) -> tuple[int, int]:
     return spec.generation, spec.revision
 

@@ -48,7 +48,9 @@ class Node:
     pod_ended_at: float = float("-inf")
     """Time of a later one that was seen while its stream was open: perhaps its own end."""
     rules: tuple[wire.FailureRule, ...] = ()
-    """Failure rules of the Welcome that it got: its reports give indices into them."""
+    """Failure rules that it was told: its reports give indices into them."""
+    health: wire.HealthPolicy | None = None
+    """The job's spec.health that it was told."""
     welcomed_round: int = 0
     """Round of that Welcome: the agent's processes of it live on; 0: none do."""
     store: wire.StorePrepared | None = None

@@ -180,16 +180,17 @@ def welcome_again(job: JobContext) -> None:
 
 
 def set_policies(job: JobContext) -> None:
-    """Tell agents what an edit of the spec says of health and of their exits.
+    """Tell agents what the spec says of health and of their exits that they were not told yet.
 
-    Rules keep their places: an exit's report may be on its way that names them by index.
+    Rules keep their places: an exit's report may be on its way that names them by index. One that
+    is in force no longer does nothing, so that it went is no news.
     """
+    health = job.spec.health
     for node in job.membership.nodes.values():
-        if node.session is not None:
-            fresh = tuple(one for one in job.spec.failure_rules if one not in node.rules)
-            node.rules += fresh
-            message = wire.SetPolicies(failure_rules=node.rules, health=job.spec.health)
-            job.out.send(node, message)
+        fresh = tuple(one for one in job.spec.failure_rules if one not in node.rules)
+        if node.session is not None and (fresh or node.health != health):
+            node.rules, node.health = node.rules + fresh, health
+            job.out.send(node, wire.SetPolicies(failure_rules=node.rules, health=health))
 
 
 def _welcome(job: JobContext, node: Node, round_number: int) -> None:
@@ -200,7 +201,7 @@ def _welcome(job: JobContext, node: Node, round_number: int) -> None:
 
 def _welcome_message(job: JobContext, node: Node) -> wire.Welcome:
     settings = job.settings
-    node.rules = job.spec.failure_rules
+    node.rules, node.health = job.spec.failure_rules, job.spec.health
     node.heartbeat = job.membership.heartbeat
     return wire.Welcome(
         heartbeat_seconds=job.membership.heartbeat,
@@ -211,7 +212,7 @@ def _welcome_message(job: JobContext, node: Node) -> wire.Welcome:
         job_name=job.identity.job_name,
         max_replicas=job.spec.max_replicas,
         failure_rules=node.rules,
-        health=job.spec.health,
+        health=node.health,
     )
 
 
