@@ -7,11 +7,14 @@ is asked here only where the state says that it may have.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast_master.job.checkpoints import commits, on_demand, restore
 from holdfast_master.job.health import preflight
 from holdfast_master.job.nodes import eligibility, replacement, rule_actions
 from holdfast_master.job.requests import agent_messages, job_end
 from holdfast_master.job.rescale import rescale
+from holdfast_master.job.state.changes import NOT_OF_MEMBERS, Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.job.state.timers import Timer
@@ -30,8 +33,7 @@ def steer(job: JobContext) -> None:
     for _ in range(_MOST_TURNS):
         if not job.changes.waiting or job.stepped_down:
             break
-        job.changes.take()
-        _turn(job)
+        _turn(job, job.changes.take())
         _settle_checkpoints(job)
     if job.state.sequence != job.placed_sequence:
         digests.keep_fresh(job)
@@ -47,7 +49,7 @@ def _settle_checkpoints(job: JobContext) -> None:
         on_demand.settle(job, job.checkpoints.order)
 
 
-def _turn(job: JobContext) -> None:
+def _turn(job: JobContext, why: Sequence[Change]) -> None:
     state = job.state
     if state.phase in ENDED:
         return
@@ -65,10 +67,10 @@ def _turn(job: JobContext) -> None:
     if state.phase is JobPhase.SUSPENDED:
         job_end.resume(job)
         return
-    _run(job)
+    _run(job, why)
 
 
-def _run(job: JobContext) -> None:
+def _run(job: JobContext, why: Sequence[Change]) -> None:
     if job.claims.settled and job.claims.held:
         agent_messages.take_deferred(job)
     if any(incident.to_replace is not None for incident in job.incidents.open()):
@@ -88,7 +90,7 @@ def _run(job: JobContext) -> None:
         if not newest.assigned and not job.worlds.broken:
             rounds.advance(job)
     stores.keep(job)
-    if job.spec.nodes_per_replica:
+    if job.spec.nodes_per_replica and not NOT_OF_MEMBERS.issuperset(why):
         roster.settle(job)
     _let_go(job)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Final
 
 
 class Change(enum.StrEnum):
@@ -57,6 +58,22 @@ class Change(enum.StrEnum):
     FLUSH_DUE = "the time for a flush is over"
 
 
+NOT_OF_MEMBERS: Final = frozenset(
+    {
+        Change.NODE_RECEIVED,
+        Change.STORE_REPORTED,
+        Change.STORE_RETRY_DUE,
+        Change.MEMORY_REPORTED,
+        Change.SHARDS_REPORTED,
+        Change.COMMIT_ENDED,
+        Change.COMMIT_DUE,
+        Change.FLUSH_DUE,
+        Change.FLUSH_GIVEN_UP,
+    }
+)
+"""Changes after which the same nodes are in a world, fit for one and ready as before."""
+
+
 @dataclasses.dataclass(slots=True)
 class PendingChanges:
     """Reasons for a look, each once and in the order of their first occurrence.
@@ -79,7 +96,8 @@ class PendingChanges:
         if self.batch:
             self.batch.clear()
 
-    def take(self) -> None:
-        """Begin a look: the reasons that wait for it move to the batch."""
-        self.batch += [why for why in self.waiting if why not in self.batch]
-        self.waiting.clear()
+    def take(self) -> list[Change]:
+        """Begin a look, and return its reasons: they move to the batch."""
+        taken, self.waiting = self.waiting, []
+        self.batch += [why for why in taken if why not in self.batch]
+        return taken

@@ -58,6 +58,8 @@ class World:
     store_ids: dict[int, str] = dataclasses.field(default_factory=dict)
     """Number of a replica to the id of its store, 0 where there are no replicas; as far as this
     master has assigned it."""
+    awaits_stores: set[int] = dataclasses.field(default_factory=set)
+    """Node ranks that are to report a store before the world is assigned."""
     disturbed: set[int] = dataclasses.field(default_factory=set)
     """Node ranks of which a process has failed, or that are gone."""
     started: set[int] = dataclasses.field(default_factory=set)
@@ -402,6 +404,9 @@ class Worlds:
     ready_since: float | None = None
     """Time since which a replica is ready while the newest roster has none that is; None: it has,
     or none is."""
+    awaits_ready: set[int] = dataclasses.field(default_factory=set)
+    """Node ranks that are not ready, while replicas that are wait for the others; empty: none
+    waits."""
     inquiry: Inquiry | None = None
     """The question to ranks of replicas since they stand still; None: none."""
     frozen: dict[int, FrozenAt] = dataclasses.field(default_factory=dict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from holdfast_master.job.health import frozen_replicas
@@ -36,6 +36,7 @@ _MOST_NAMED: Final = 20
 def settle(job: JobContext) -> None:
     """Decide whether other replicas are to synchronise from now on."""
     world = job.worlds.assigned
+    job.worlds.awaits_ready = set()
     if world is None or not world.replicas:
         return
     last = job.state.roster
@@ -57,6 +58,7 @@ def settle(job: JobContext) -> None:
     if isinstance(verdict, SameRoster):
         if verdict.until is not None:
             job.timers.set(Timer.ROSTER, verdict.until)
+            job.worlds.awaits_ready = set(_not_ready(job, world, standings))
         return
     _publish(job, world, verdict, anew=bool(again))
 
@@ -109,6 +111,17 @@ def _standings(job: JobContext, world: World) -> Iterator[ReplicaStatus]:
         if world.finished.issuperset(ranks):  # its nodes may be gone, too
             intact = not _has_parted(job, replica)
         yield ReplicaStatus(replica.number, intact, confirmed or replica.number in known)
+
+
+def _not_ready(
+    job: JobContext, world: World, standings: Iterable[ReplicaStatus]
+) -> Iterator[int]:
+    """The node ranks that replicas which are ready wait for."""
+    waited_for = {one.number for one in standings if one.intact and not one.ready}
+    for replica in world.replicas:
+        if replica.number in waited_for:
+            nodes = job.membership.present(world.members_of(replica))
+            yield from (one.rank for one in nodes if one.ready_replica != replica.number)
 
 
 def _has_parted(job: JobContext, replica: wire.WorldReplica) -> bool:
@@ -176,7 +189,10 @@ def ready(job: JobContext, node: Node, number: int, message: wire.ReplicaReady) 
     replica = world.places[node.rank].replica
     if (replica.number, replica.round) == (message.replica, number):
         node.ready_replica = replica.number
-        job.touch(Change.REPLICA_READY)
+        job.worlds.awaits_ready.discard(node.rank)
+        # Each of thousands becomes ready: the last one is looked at, or all at the window's end.
+        if not job.worlds.awaits_ready:
+            job.touch(Change.REPLICA_READY)
 
 
 def failed(job: JobContext, node: Node, _: int, message: wire.RosterFailed) -> None:

