@@ -113,9 +113,7 @@ def _standings(job: JobContext, world: World) -> Iterator[ReplicaStatus]:
         yield ReplicaStatus(replica.number, intact, confirmed or replica.number in known)
 
 
-def _not_ready(
-    job: JobContext, world: World, standings: Iterable[ReplicaStatus]
-) -> Iterator[int]:
+def _not_ready(job: JobContext, world: World, standings: Iterable[ReplicaStatus]) -> Iterator[int]:
     """The node ranks that replicas which are ready wait for."""
     waited_for = {one.number for one in standings if one.intact and not one.ready}
     for replica in world.replicas:

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import statistics
-import time
 from pathlib import Path
 
 import pytest

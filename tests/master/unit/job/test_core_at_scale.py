@@ -202,7 +202,8 @@ def test_replicas_that_begin_cost_in_proportion_to_them() -> None:
     """
     few, many = _begin(FEW // 5), _begin(MANY // 5)
     assert all(cost > FEW for cost in few)  # it was counted
-    assert all(cost < 1.1 * GROWTH * less for less, cost in zip(few, many, strict=True)), (few, many)
+    most = 1.1 * GROWTH  # fewer nodes, so that N log N grows a little faster
+    assert all(cost < most * less for less, cost in zip(few, many, strict=True)), (few, many)
 
 
 def _begin(nodes: int) -> tuple[int, int]:
