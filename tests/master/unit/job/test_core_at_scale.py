@@ -220,9 +220,13 @@ def _begin(nodes: int) -> tuple[int, int]:
             crowd.say(rank, wire.ReplicaReady(replica=numbers[rank]), 1)
 
     begun = lines(lambda: ready(range(nodes - 1)))
-    assert crowd.core.job.state.roster is None, "one is not ready, and may be in time"
+    assert _in_roster(crowd) == 0, "one is not ready, and may be in time"
     begun += lines(lambda: ready([nodes - 1]))
-    roster = crowd.core.job.state.roster
-    assert roster is not None
-    assert len(roster.replicas) == nodes
+    assert _in_roster(crowd) == nodes
     return warmed, begun
+
+
+def _in_roster(crowd: Crowd) -> int:
+    """The number of replicas that synchronise."""
+    roster = crowd.core.job.state.roster
+    return len(roster.replicas) if roster is not None else 0
