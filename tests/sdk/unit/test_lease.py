@@ -16,6 +16,7 @@ STEPPING = """
     import sys
     import holdfast
     job = holdfast.init()
+    print("ready", flush=True)
     n = 0
     for line in sys.stdin:
         n += 1
@@ -39,6 +40,7 @@ def test_a_step_under_a_stale_lease_is_the_last(age_s: float | None, *, survives
     with page_of(1) as page, python(page, 0, STEPPING) as process:
         assert process.stdin is not None
         assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"  # its start may take longer than a lease
         if age_s is not None:
             page.begin_lease(time.monotonic_ns() - int(age_s * SECOND))
         print(file=process.stdin, flush=True)
