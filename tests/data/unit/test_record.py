@@ -81,14 +81,31 @@ def test_a_plain_world_that_is_resized_uses_each_sample_once(
     assert (epoch["once"], epoch["lost"], epoch["doubled"], epoch["unused"]) == (1000, 0, [], [])
 
 
+def test_a_rank_killed_behind_a_reduction_has_its_samples_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 1 dies before its commit of step 2, which the other one's checkpoint has."""
+    samples = SampleMap(samples=80, micro_batch=5, micro_batches=4, seed=7)
+    records = [QuotaRecord(tmp_path, QuotaSampler(samples, rank, 2)) for rank in range(2)]
+    for record in records:
+        record.commit(1)
+    records[0].commit(2)
+    monkeypatch.setenv("HOLDFAST_ROUND", "1")
+    alone = QuotaRecord(tmp_path, QuotaSampler(samples, 0, 1, start=2))
+    alone.commit(3)
+    alone.commit(4)
+    assert main([str(tmp_path), "--json"]) == 0
+    [epoch] = json.loads(capsys.readouterr().out)["epochs"]
+    assert (epoch["once"], epoch["lost"], epoch["doubled"], epoch["unused"]) == (80, 0, [], [])
+
+
 def test_the_command_names_what_was_used_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two ranks that both think that they are the first: exit code and ids say it."""
     samples = SampleMap(samples=4, micro_batch=2, micro_batches=2, shuffle=False)
     for rank in (0, 0, 1):
-        record = QuotaRecord(tmp_path, QuotaSampler(samples, rank, 2))
-        record.commit(1)
+        QuotaRecord(tmp_path, QuotaSampler(samples, rank, 2)).commit(1)
     lines = [list(lines_of(path)) for path in files_of(tmp_path)]
     assert [one[0].replica for one in lines if isinstance(one[0], Origin)] == [0, 0, 1]
     assert main([str(tmp_path)]) == 0  # one rank twice is the same part, read by two processes

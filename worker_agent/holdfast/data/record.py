@@ -122,11 +122,21 @@ class ShardRecords:
 
 
 class QuotaRecord:
-    """What a rank of a plain world has used, by its `QuotaSampler`."""
+    """What a rank of a plain world has used, by its `QuotaSampler`.
+
+    A rank that is killed behind a reduction has committed nothing, and the others may go on with
+    its gradient. So each rank has the samples of its next step on record, and each commit says
+    that the step's sum had all of them.
+    """
 
     def __init__(self, folder: str | Path, sampler: QuotaSampler) -> None:
-        """Take the folder, which all ranks share."""
+        """Take the folder, which all ranks share, before the first step."""
         self._record, self._sampler = SampleRecord(folder), sampler
+        self._read = sampler.start
+        """Steps whose samples are on record."""
+        size = sampler.samples.samples, sampler.samples.micro_batch
+        self._record.begin(Origin(sampler.rank, generation(), sampler.start, *size))
+        self._read_until(sampler.start + 1)
 
     def commit(self, step: int) -> None:
         """Write down that a step's samples are in the state; before its checkpoint.
@@ -134,15 +144,19 @@ class QuotaRecord:
         Args:
             step: Steps that are done.
         """
+        self._read_until(step)
+        every = range(self._sampler.samples.micro_batches)
+        self._record.applied(step, self._sampler.numbers, every)
+        self._read_until(step + 1)
+
+    def _read_until(self, step: int) -> None:
         sampler, samples = self._sampler, self._sampler.samples
-        if not self._record.has_begun:
-            size = samples.samples, samples.micro_batch
-            self._record.begin(Origin(sampler.rank, generation(), sampler.start, *size))
-        epoch = samples.place(step - 1).epoch
-        for number in sampler.numbers:
-            ids = tuple(samples.ids(step - 1, number))
-            self._record.read(Read(step, number, 0, epoch, ids))
-        self._record.applied(step, sampler.numbers, sampler.numbers)
+        for done in range(self._read, min(step, sampler.end)):
+            epoch = samples.place(done).epoch
+            for number in sampler.numbers:
+                ids = tuple(samples.ids(done, number))
+                self._record.read(Read(done + 1, number, 0, epoch, ids))
+        self._read = max(self._read, step)
 
 
 def _next(folder: Path) -> int:
