@@ -46,9 +46,9 @@ MESSAGES: Final = _by_name(
         TierVersions
     """,
     data="""
-        ReaderClaim ReaderGroup ReaderLeases ReaderName ReaderOpened ReaderProgress ReaderReport
-        ReadersJoined ShardChange ShardLedger ShardPosition ShardRange ShardsCommitted
-        ShardsGiven ShardsLeased
+        LeavingReaders ReaderClaim ReaderGroup ReaderLeases ReaderName ReaderOpened
+        ReaderProgress ReaderReport ReadersJoined ShardChange ShardLedger ShardPosition
+        ShardRange ShardsCommitted ShardsGiven ShardsLeased
     """,
     evidence="ChildEvidence GroupTail IncidentEvidence RankEvidence",
     fence="Fence",

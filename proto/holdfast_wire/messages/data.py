@@ -85,6 +85,8 @@ class ShardsLeased:
     floor: int = 0  # All ordinals before it were done after step floor_step, by any reader.
     floor_step: int = 0
     refused: str = ""  # Nonempty: nothing will be leased to it, for this reason.
+    progress_seconds: float = 0.0
+    """Least time between two reports of the reader's progress; 0: as long as its agent likes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,17 @@ class ShardLedger:
     """Progress of replicas, oldest first: the way back to a step."""
     forgotten: int = 0  # Newest step whose change is not kept.
     late: int = 0  # Reports about shards that were not the sender's any more.
+    leaving: tuple[LeavingReaders, ...] = ()
+    """Groups that were told to end; nobody else is leased what they have."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeavingReaders:
+    """LeavingReaders: readers of a replica that was told to end, and may still report."""
+
+    replica: int = 0
+    round: int = 0
+    node_ranks: tuple[int, ...] = ()  # Its nodes that are not gone.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -205,6 +205,7 @@ class ShardsLeased(google.protobuf.message.Message):
     FLOOR_FIELD_NUMBER: builtins.int
     FLOOR_STEP_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
+    PROGRESS_SECONDS_FIELD_NUMBER: builtins.int
     dataset: builtins.str
     rank: builtins.int
     request: builtins.int
@@ -215,6 +216,8 @@ class ShardsLeased(google.protobuf.message.Message):
     floor_step: builtins.int
     refused: builtins.str
     """Nonempty: nothing will be leased to it, for this reason."""
+    progress_seconds: builtins.float
+    """Least time between two reports of the reader's progress; 0: as long as its agent likes."""
     @property
     def held(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ShardPosition]:
         """All that the reader holds, with the next record of each."""
@@ -230,8 +233,9 @@ class ShardsLeased(google.protobuf.message.Message):
         floor: builtins.int = ...,
         floor_step: builtins.int = ...,
         refused: builtins.str = ...,
+        progress_seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dataset", b"dataset", "ended", b"ended", "floor", b"floor", "floor_step", b"floor_step", "held", b"held", "rank", b"rank", "refused", b"refused", "request", b"request"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dataset", b"dataset", "ended", b"ended", "floor", b"floor", "floor_step", b"floor_step", "held", b"held", "progress_seconds", b"progress_seconds", "rank", b"rank", "refused", b"refused", "request", b"request"]) -> None: ...
 
 Global___ShardsLeased: typing_extensions.TypeAlias = ShardsLeased
 
@@ -359,6 +363,7 @@ class ShardLedger(google.protobuf.message.Message):
     CHANGES_FIELD_NUMBER: builtins.int
     FORGOTTEN_FIELD_NUMBER: builtins.int
     LATE_FIELD_NUMBER: builtins.int
+    LEAVING_FIELD_NUMBER: builtins.int
     name: builtins.str
     shards: builtins.int
     epochs: builtins.int
@@ -383,6 +388,10 @@ class ShardLedger(google.protobuf.message.Message):
     def changes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ShardChange]:
         """Progress of replicas, oldest first: the way back to a step."""
 
+    @property
+    def leaving(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LeavingReaders]:
+        """Groups that were told to end; nobody else is leased what they have."""
+
     def __init__(
         self,
         *,
@@ -398,10 +407,37 @@ class ShardLedger(google.protobuf.message.Message):
         changes: collections.abc.Iterable[Global___ShardChange] | None = ...,
         forgotten: builtins.int = ...,
         late: builtins.int = ...,
+        leaving: collections.abc.Iterable[Global___LeavingReaders] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["changes", b"changes", "digest", b"digest", "epochs", b"epochs", "forgotten", b"forgotten", "fresh", b"fresh", "groups", b"groups", "late", b"late", "leases", b"leases", "name", b"name", "newest", b"newest", "returned", b"returned", "shards", b"shards"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "digest", b"digest", "epochs", b"epochs", "forgotten", b"forgotten", "fresh", b"fresh", "groups", b"groups", "late", b"late", "leases", b"leases", "leaving", b"leaving", "name", b"name", "newest", b"newest", "returned", b"returned", "shards", b"shards"]) -> None: ...
 
 Global___ShardLedger: typing_extensions.TypeAlias = ShardLedger
+
+@typing.final
+class LeavingReaders(google.protobuf.message.Message):
+    """LeavingReaders: readers of a replica that was told to end, and may still report."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    NODE_RANKS_FIELD_NUMBER: builtins.int
+    replica: builtins.int
+    round: builtins.int
+    @property
+    def node_ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Its nodes that are not gone."""
+
+    def __init__(
+        self,
+        *,
+        replica: builtins.int = ...,
+        round: builtins.int = ...,
+        node_ranks: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_ranks", b"node_ranks", "replica", b"replica", "round", b"round"]) -> None: ...
+
+Global___LeavingReaders: typing_extensions.TypeAlias = LeavingReaders
 
 @typing.final
 class ReadersJoined(google.protobuf.message.Message):

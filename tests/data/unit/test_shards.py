@@ -59,6 +59,8 @@ class Master:
         self.ledger: Ledger | None = None
         self.away = False
         """No word reaches it."""
+        self.pace = 0.0
+        """Time between two reports of a reader's progress that it asks for, s; 0: it does not."""
         self.openings: dict[int, dict[int, ReaderOpened]] = {}
         self.asked: list[tuple[Reader, int, int]] = []
         self.loop = asyncio.new_event_loop()
@@ -134,6 +136,7 @@ class Master:
                 ended=not chosen and not ledger.left,
                 floor=ledger.floor if ledger.newest else 0,
                 floor_step=ledger.newest,
+                progress_seconds=self.pace,
             )
             self.relay.on_leased(leased, reader.group.round)
 
@@ -388,6 +391,21 @@ def test_shards_done_during_minutes_without_a_master_are_told_to_the_next_one(
     master.on_loop(back)
     assert take(shards, 2)
     wait(master, lambda: 0 not in ledger.held(Reader(Group(0, 1), 0)))
+
+
+def test_each_commit_is_reported_where_the_master_asks_for_it(master: Master, rank: Any) -> None:
+    """Of a replica that is lost with its agent only what is on its way is read again."""
+    master.pace = 0.01
+    rank(0, 1, 1, master.path, replica=4)
+    shards = ShardReader(NAMES, read, seed=None)
+    take(shards, 1)
+    for step in (1, 2):  # within the first shard: there is no request that would tell it
+        shards.commit(step)
+        wait(master, lambda: is_forwarded(master, step))  # noqa: B023
+        ledger = master.ledger
+        assert ledger is not None
+        assert ledger.held(Reader(Group(0, 1), 0))[0] == step
+        take(shards, 1)
 
 
 def is_forwarded(master: Master, step: int) -> bool:

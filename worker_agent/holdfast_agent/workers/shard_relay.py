@@ -1,9 +1,9 @@
 """Passes words of local readers of shards on to the master, and its leases back to them.
 
 It remembers what each reader has said and was leased, so that a new master is told all of it
-again. Progress is passed on every half minute, and at once when a process ends: so the master of
-ten thousand readers hears few messages, and what a dead rank had committed counts. Who gets which
-shard is the master's business. One thread: the event loop.
+again. Progress is passed on as often as the master says, else every half minute, and at once when
+a process ends: so the master of ten thousand readers hears few messages, and what a dead rank had
+committed counts. Who gets which shard is the master's business. One thread: the event loop.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -28,8 +29,7 @@ from holdfast_wire.messages import ReaderClaim, ReaderOpened, ReaderReport, Shar
 log: Final = logging.getLogger(__name__)
 _KINDS: Final = (ReaderHello, ReaderOpened, ReaderReport)
 FORWARD_SECONDS: Final = 30.0
-"""Between two reports of a reader's progress to the master, s: what is read again after a node is
-lost with its agent."""
+"""Between two reports of a reader's progress to the master that asks for no other pace, s."""
 UNSURE_SECONDS: Final = 120.0
 """For so long a shard that is done may not be in the journal: its report waits for others of the
 same minute, and is made again to a new master."""
@@ -60,6 +60,8 @@ class RelayedReader:
         """Those reported lately, with the time."""
         self.waits = False
         """There is progress to report."""
+        self.pace: float | None = None
+        """Least time between two reports of progress, s; None: no master has said so."""
 
     def reported(self, report: ReaderReport, now: float) -> ReaderReport | None:
         """Take what it has read; return what the master is to hear at once: requests."""
@@ -100,6 +102,7 @@ class RelayedReader:
                 self._unsent.append(one.ordinal)
                 self.waits = True
         self._begun = True
+        self.pace = leased.progress_seconds or None
         if leased.floor_step and leased.floor_step <= self._step:
             self._floor = max(self._floor, leased.floor)
             self._done.drop_before(self._floor)
@@ -131,6 +134,8 @@ class ShardRelay:
         self._folder, self._report = folder, report
         self._listener: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._forwarded = -math.inf
+        """Time of the last report of all progress, by the event loop's clock."""
         self._processes = dict[socket.socket, RelayedProcess]()
         self._opened = set[tuple[int, str, int]]()
         """Round, dataset and rank of all readers of the newest round, also of those that ended."""
@@ -153,7 +158,7 @@ class ShardRelay:
                 if not leased.refused:
                     reader.state.leased(leased)
                 if reader.state.waits:
-                    self._forward_soon()
+                    self._forward_soon(reader.state.pace)
                 self._send(sock, leased)
 
     def restate(self) -> None:
@@ -165,6 +170,7 @@ class ShardRelay:
 
     def forward(self, round_number: int | None = None) -> None:
         """Report all progress so far, of one round or of all; before the end of a rank is told."""
+        self._forwarded = asyncio.get_running_loop().time()
         for sock in list(self._processes):
             self._hear(sock)
         for process in self._processes.values():
@@ -176,10 +182,13 @@ class ShardRelay:
             if reader.state.waits:
                 self._report(reader.state.progress(time.monotonic()), process.round)
 
-    def _forward_soon(self) -> None:
-        if self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(FORWARD_SECONDS, self._forward_due)
+    def _forward_soon(self, pace: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + FORWARD_SECONDS if pace is None else self._forwarded + pace
+        if self._timer is None or due < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(due, self._forward_due)
 
     def _forward_due(self) -> None:
         self._timer = None
@@ -230,7 +239,7 @@ class ShardRelay:
                     raise DatagramError(f"dataset {message.dataset:.40} was not opened")
                 news = reader.state.reported(message, time.monotonic())
                 if news is None:
-                    self._forward_soon()
+                    self._forward_soon(reader.state.pace)
                 else:
                     self._report(news, process.round)
 

@@ -26,6 +26,12 @@ GATHER_SECONDS: Final = 0.1
 """Requests of so long become one record, s: readers ask while they still have shards."""
 COMMIT_SECONDS: Final = 60.0
 """Between two records of progress, s: what is read twice if a master and a replica end at once."""
+LEAVE_SECONDS: Final = 40.0
+"""For so long nobody else is leased what a replica has that was told to end, s: as long as agents
+take to stop, and some more. One that is gone sooner returns it then."""
+LEAVING_SECONDS: Final = 0.5
+"""Between two looks whether they have, s, where there is nothing else to lease."""
+_NONE: Final = Group(0, 0)
 _OF_ONE_REPLICA: Final = (
     "the checkpoint says what one replica had read, and this job has no ledger of the others: what "
     "they had read since the floor of that step is read again"
@@ -144,14 +150,41 @@ def _begin(job: JobContext, group: Group, opened: Mapping[int, wire.ReaderOpened
 def reported(job: JobContext, node: Node, number: int, message: wire.ReaderReport) -> None:
     """Note a reader's progress, and its request."""
     group = _group(job, node, number)
-    if group is None or not message.dataset:
+    leaving = None if group is not None else _leaving(job, node, number)
+    reader = Reader(group or leaving or _NONE, message.rank)
+    if reader.group == _NONE or not message.dataset:
         return
-    reader, data = Reader(group, message.rank), job.data
     if message.positions or message.done:
-        noted = data.progress.setdefault(message.dataset, {})
+        noted = job.data.progress.setdefault(message.dataset, {})
         noted.setdefault(reader, Progress()).add(message)
         job.timers.ensure(Timer.SHARDS, job.now + COMMIT_SECONDS)
-    _note_asked(job, node, reader, message, request=message.request)
+    if leaving is None:
+        _note_asked(job, node, reader, message, request=message.request)
+    else:
+        flush(job)  # before its node is gone: then others are leased what it has left
+
+
+def _leaving(job: JobContext, node: Node, number: int) -> Group | None:
+    """The readers among which those of a node were, which was told to end; None: of none."""
+    groups = (group for one in job.state.ledgers.values() for group in one.leaving.items())
+    return next((one for one, ranks in groups if one.round == number and node.rank in ranks), None)
+
+
+def await_leaving(job: JobContext) -> None:
+    """Have readers that were told to end return what they have in time, however they end."""
+    if any(one.leaving for one in job.state.ledgers.values()):
+        job.timers.set(Timer.READERS_LEAVE, job.now + LEAVE_SECONDS)
+
+
+def leave_due(job: JobContext) -> None:
+    """Readers that were told to end have not, or stand by: others read what they have left."""
+    flush(job)
+    for ledger in list(job.state.ledgers.values()):
+        if ledger.leaving:
+            made = ledger.copy()
+            made.end_leaving(set(ledger.leaving))
+            job.out.record(made.message(), durable=True)
+    job.timers.ensure(Timer.LEASES, job.now)
 
 
 def _note_asked(
@@ -175,7 +208,10 @@ def deal(job: JobContext) -> None:
         ready = sorted(
             reader for reader in asked if ledger is not None and reader.group in ledger.groups
         )
-        if ledger is not None and ready:
+        if ledger is not None and ready and ledger.leaving and not ledger.left:
+            # These are not the last ones: they are told so once it is known what comes back.
+            job.timers.ensure(Timer.LEASES, job.now + LEAVING_SECONDS)
+        elif ledger is not None and ready:
             _lease(job, ledger, {reader: asked.pop(reader) for reader in ready})
         if not asked:
             del job.data.asked[name]
@@ -198,6 +234,9 @@ def _lease(job: JobContext, ledger: Ledger, asked: Mapping[Reader, Asked]) -> No
     over, given = ledger.left == 0, {reader for reader, _ in chosen}
     floor, floor_step = job.data.floors.get(ledger.name, (0, 0))
     noted = job.data.progress.get(ledger.name, {})
+    # Of a plain world a checkpoint says what was read, whatever is reported.
+    replicas = sum(count for group, count in ledger.groups.items() if group.replica)
+    pace = policy.progress_seconds(replicas)
     for reader, one in asked.items():
         node = job.membership.agent(one.node_rank, one.agent_id)
         if node is not None:
@@ -211,6 +250,7 @@ def _lease(job: JobContext, ledger: Ledger, asked: Mapping[Reader, Asked]) -> No
                 ended=over and reader not in given,
                 floor=floor,
                 floor_step=floor_step,
+                progress_seconds=pace,
             )
             job.out.send(node, answer, reader.group.round)
 

@@ -50,6 +50,8 @@ def _node_gone(state: JobState, fact: wire.NodeGone) -> None:
     if known is None or known.agent_id != fact.agent_id:
         return
     state.departed[fact.node_rank] = state.nodes.pop(fact.node_rank)
+    for one in state.ledgers.values():
+        one.node_gone(fact.node_rank)
     _unmark(state, fact.node_rank)
     for number in [n for n, c in state.commands.items() if c.node_rank == fact.node_rank]:
         if state.commands[number].kind != "replace":
@@ -124,9 +126,13 @@ def _world_decided(state: JobState, fact: wire.WorldDecided) -> None:
 
 def _return_shards(state: JobState, fact: wire.WorldDecided) -> None:
     """Return the leases of readers whose processes do not go on."""
+    if not state.ledgers:
+        return
     groups = ledger.groups_of(fact)
+    agents = {rank: node.agent_id for rank, node in state.nodes.items()}
+    leaving = ledger.leaving_of(state.assigned, fact, agents)
     for one in state.ledgers.values():
-        one.keep_only(groups)
+        one.keep_only(groups, leaving)
 
 
 def _keep_trained(state: JobState, fact: wire.WorldDecided) -> None:

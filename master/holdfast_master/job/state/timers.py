@@ -40,6 +40,7 @@ class Timer(enum.Enum):
     PARTING = "(replica) one whose ranks have ended well has been in the roster for long enough"
     LEASES = "readers that ask for shards have waited long enough for others to be leased with"
     SHARDS = "write down what readers of shards have committed"
+    READERS_LEAVE = "readers that were told to end have had the time to"
     TERMINAL = "(incident) no better evidence came: the job ends"
     EVIDENCE = "(incident) evidence does not count any more: close it"
     STRAGGLER_SLICE = "go on with a look at the ranks' collectives"

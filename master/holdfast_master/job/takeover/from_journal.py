@@ -7,6 +7,7 @@ the world is taken to run until a member says otherwise.
 from __future__ import annotations
 
 from holdfast_master.instructions import Finished
+from holdfast_master.job.data import shards
 from holdfast_master.job.incidents import goodput_marks
 from holdfast_master.job.nodes.replacement import REPLACE
 from holdfast_master.job.requests import job_end
@@ -41,6 +42,7 @@ def take_up(job: JobContext) -> None:
     _restore_incidents(job)
     _restore_world(job)
     _restore_replacements(job)
+    shards.await_leaving(job)
     job_end.watch_deadline(job)
     if state.stop is not None and state.stop.now and job_end.asked(state.stop):
         flush.hurry(job)

@@ -263,6 +263,7 @@ def _decide(
     )
     job.out.record(fact)
     job.data.keep_only(groups_of(fact))
+    shards.await_leaving(job)
     world = World(fact, job.bounds)
     job.worlds.decide(world)
     job.membership.spares = job.membership.candidates - world.places.keys()

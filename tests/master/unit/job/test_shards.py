@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from holdfast_master.instructions import Record
-from holdfast_master.job.data.shards import COMMIT_SECONDS
+from holdfast_master.job.data.shards import COMMIT_SECONDS, LEAVE_SECONDS
 from holdfast_master.policies.data.ledger import Group, Ledger, Reader
 from holdfast_wire.messages import (
+    Leave,
     ReaderClaim,
     ReaderOpened,
     ReaderReport,
@@ -255,6 +256,70 @@ def test_a_lost_replica_gives_its_shards_back_from_what_it_had_committed() -> No
     answer = ask(job, 0, reader=0)
     assert [(one.ordinal, one.position) for one in answer.held] == [(0, 9), (1, 0)]
     assert len(found.groups) == 2
+
+
+def test_what_a_replica_commits_after_it_was_told_to_end_counts() -> None:
+    """Its ranks train on until they are stopped: others get the rest once its node is gone."""
+    job = replicated(3)
+    for rank in range(3):
+        open_reader(job, rank, readers=1, reader=0, shards=6)
+    assert ordinals(ask(job, 2, reader=0)) == [0]
+    progress(job, 2, 6, {0: 4})
+    assert ordinals(ask(job, 1, reader=0)) == [1]
+    number = _told_to_end(job, 2)
+    report = ReaderReport(
+        dataset="d", step=8, positions=(ShardPosition(ordinal=0, position=9),), request=2, wanted=1
+    )
+    job.agents[2].report(report, number)
+    while job.state.ledgers["d"].leaving:
+        assert ledger(job).returned == {}, "nobody else is leased what it has"
+        job.run(0.1)
+    assert 2 not in job.state.nodes
+    assert ledger(job).returned == {0: 9}
+    assert (0, 9) in [(one.ordinal, one.position) for one in ask(job, 0, reader=0).held]
+
+
+def _told_to_end(job: SteeredJob, rank: int) -> int:
+    """Have a job of three replicas want two, until another world is decided; the round of one."""
+    number = job.agents[rank].round
+    job.operator.change(replicas=2)
+    while not job.state.ledgers["d"].leaving:
+        job.run(0.02)
+    assert rank in job.state.nodes
+    return number
+
+
+def test_a_replica_that_was_told_to_end_and_stays_keeps_no_shard_for_ever() -> None:
+    """Also under the next master others read them, after the time to stop and some more."""
+    job = replicated(3)
+    for rank in range(3):
+        open_reader(job, rank, readers=1, reader=0, shards=6)
+    assert ordinals(ask(job, 2, reader=0)) == [0]
+    job.agents[2].ignores = (Leave,)
+    _told_to_end(job, 2)
+    job.restart_master()
+    begun = job.time.now
+    while job.state.ledgers["d"].leaving:
+        job.run(0.5)
+    assert 2 in job.state.nodes
+    assert job.time.now - begun < LEAVE_SECONDS + 5.0
+    assert ledger(job).returned == {0: 0}
+
+
+def test_the_end_is_not_told_while_a_replica_that_leaves_may_have_shards_left() -> None:
+    """Who was told so would end, and nobody would read them."""
+    job = replicated(3)
+    for rank in range(3):
+        open_reader(job, rank, readers=1, reader=0, shards=2)
+    assert ordinals(ask(job, 2, wanted=1, reader=0)) == [0]
+    assert ordinals(ask(job, 0, wanted=1, reader=0)) == [1]
+    _told_to_end(job, 2)
+    progress(job, 0, 6, {}, 1)
+    job.agents[0].report(ReaderReport(dataset="d", request=2, wanted=1), job.agents[0].round)
+    job.run(20.0)
+    answers = [one for node, one in job.sent if node == 0 and isinstance(one, ShardsLeased)]
+    assert ordinals(answers[-1]) == [0]
+    assert not any(one.ended for one in answers)
 
 
 def test_a_replica_that_joins_costs_no_record_of_the_whole_ledger() -> None:
