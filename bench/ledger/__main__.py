@@ -25,6 +25,7 @@ from holdfast_master.inputs import (
 )
 from holdfast_master.instructions import Record, Send
 from holdfast_master.journal import framing
+from holdfast_master.policies.data.ledger import progress_seconds
 from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_wire import codec
 from holdfast_wire import messages as wire
@@ -36,7 +37,7 @@ SHARD_SECONDS: Final = 20.0
 """How long a reader takes for a shard: it asks for three at a time, once a minute."""
 PERIOD_SECONDS: Final = 60
 REPORTS: Final = 2
-"""Reports of a reader in a minute, beside its request."""
+"""Reports of a reader in a minute, beside its request; of a replica as many as it is asked for."""
 CORES: Final = 0.1
 MEGABYTES: Final = 1.0
 
@@ -61,6 +62,9 @@ class SimulatedJob:
     def __init__(self, readers: int, mode: str) -> None:
         """Start a world that trains."""
         self.readers, self.mode = readers, mode
+        self.reports = REPORTS
+        if mode == REPLICAS:
+            self.reports = max(REPORTS, round(PERIOD_SECONDS / progress_seconds(readers)) - 1)
         self.now, self.cpu, self.journal = 100.0, 0.0, 0
         self.held: dict[int, list[int]] = {}
         """Shards of each reader by its last answer, by node rank."""
@@ -180,8 +184,8 @@ class SimulatedJob:
             self.pass_time(PERIOD_SECONDS / parts)
             step = (number * parts + part) * 2
             said = [self._request(rank, step) for rank in range(part, self.readers, parts)]
-            for report in range(REPORTS):
-                first = (part + parts * (report + 1) // (REPORTS + 1)) % parts
+            for report in range(self.reports):
+                first = (part + parts * (report + 1) // (self.reports + 1)) % parts
                 ranks = range(first, self.readers, parts)
                 said += [(rank, self._report(rank, step)) for rank in ranks]
             self.say(*said)

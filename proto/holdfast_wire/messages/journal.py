@@ -11,7 +11,13 @@ import enum
 
 from holdfast_wire.messages.agent import BudgetCharge, OuterRoster
 from holdfast_wire.messages.checkpoint import CheckpointVersion, Tier, TierInterval
-from holdfast_wire.messages.data import ReadersJoined, ShardLedger, ShardsCommitted, ShardsGiven
+from holdfast_wire.messages.data import (
+    LeavingReaders,
+    ReadersJoined,
+    ShardLedger,
+    ShardsCommitted,
+    ShardsGiven,
+)
 from holdfast_wire.messages.job import (
     Incident,
     JobEvent,
@@ -116,6 +122,8 @@ class WorldDecided:
     replicas: tuple[WorldReplica, ...] = ()
     """Under local SGD: the replicas that the members make up, in the order of the members; none:
     they are one world."""
+    leaving: tuple[LeavingReaders, ...] = ()
+    """Replicas of the world before that read shards, and whose processes are told to end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

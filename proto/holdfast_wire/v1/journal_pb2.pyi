@@ -355,6 +355,7 @@ class WorldDecided(google.protobuf.message.Message):
     KEEPS_CHECKPOINTS_FIELD_NUMBER: builtins.int
     INTERVALS_FIELD_NUMBER: builtins.int
     REPLICAS_FIELD_NUMBER: builtins.int
+    LEAVING_FIELD_NUMBER: builtins.int
     group: builtins.int
     round: builtins.int
     restart_count: builtins.int
@@ -375,6 +376,10 @@ class WorldDecided(google.protobuf.message.Message):
     def replicas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WorldReplica]:
         """Under local SGD: the replicas that the members make up, in the order of the members; none: they are one world."""
 
+    @property
+    def leaving(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.data_pb2.LeavingReaders]:
+        """Replicas of the world before that read shards, and whose processes are told to end."""
+
     def __init__(
         self,
         *,
@@ -389,8 +394,9 @@ class WorldDecided(google.protobuf.message.Message):
         keeps_checkpoints: builtins.bool = ...,
         intervals: collections.abc.Iterable[holdfast_wire.v1.checkpoint_pb2.TierInterval] | None = ...,
         replicas: collections.abc.Iterable[Global___WorldReplica] | None = ...,
+        leaving: collections.abc.Iterable[holdfast_wire.v1.data_pb2.LeavingReaders] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "intervals", b"intervals", "keeps_checkpoints", b"keeps_checkpoints", "members", b"members", "reason", b"reason", "replicas", b"replicas", "restart_count", b"restart_count", "round", b"round", "store_host", b"store_host", "store_port", b"store_port", "world_hash", b"world_hash"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "intervals", b"intervals", "keeps_checkpoints", b"keeps_checkpoints", "leaving", b"leaving", "members", b"members", "reason", b"reason", "replicas", b"replicas", "restart_count", b"restart_count", "round", b"round", "store_host", b"store_host", "store_port", b"store_port", "world_hash", b"world_hash"]) -> None: ...
 
 Global___WorldDecided: typing_extensions.TypeAlias = WorldDecided
 

@@ -170,7 +170,8 @@ class ShardRelay:
 
     def forward(self, round_number: int | None = None) -> None:
         """Report all progress so far, of one round or of all; before the end of a rank is told."""
-        self._forwarded = asyncio.get_running_loop().time()
+        if round_number is None:
+            self._forwarded = asyncio.get_running_loop().time()
         for sock in list(self._processes):
             self._hear(sock)
         for process in self._processes.values():

@@ -7,7 +7,7 @@ not written down is reported again by the readers that live.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from holdfast_master.job.state.context import JobContext
@@ -31,7 +31,6 @@ LEAVE_SECONDS: Final = 40.0
 take to stop, and some more. One that is gone sooner returns it then."""
 LEAVING_SECONDS: Final = 0.5
 """Between two looks whether they have, s, where there is nothing else to lease."""
-_NONE: Final = Group(0, 0)
 _OF_ONE_REPLICA: Final = (
     "the checkpoint says what one replica had read, and this job has no ledger of the others: what "
     "they had read since the floor of that step is read again"
@@ -149,19 +148,17 @@ def _begin(job: JobContext, group: Group, opened: Mapping[int, wire.ReaderOpened
 
 def reported(job: JobContext, node: Node, number: int, message: wire.ReaderReport) -> None:
     """Note a reader's progress, and its request."""
-    group = _group(job, node, number)
-    leaving = None if group is not None else _leaving(job, node, number)
-    reader = Reader(group or leaving or _NONE, message.rank)
-    if reader.group == _NONE or not message.dataset:
+    own = _group(job, node, number)
+    group = own or _leaving(job, node, number)
+    if group is None or not message.dataset:
         return
+    reader = Reader(group, message.rank)
     if message.positions or message.done:
         noted = job.data.progress.setdefault(message.dataset, {})
         noted.setdefault(reader, Progress()).add(message)
         job.timers.ensure(Timer.SHARDS, job.now + COMMIT_SECONDS)
-    if leaving is None:
+    if own is not None:
         _note_asked(job, node, reader, message, request=message.request)
-    else:
-        flush(job)  # before its node is gone: then others are leased what it has left
 
 
 def _leaving(job: JobContext, node: Node, number: int) -> Group | None:
@@ -170,21 +167,36 @@ def _leaving(job: JobContext, node: Node, number: int) -> Group | None:
     return next((one for one, ranks in groups if one.round == number and node.rank in ranks), None)
 
 
+def told_to_end(job: JobContext, replicas: Collection[int]) -> tuple[wire.LeavingReaders, ...]:
+    """The replicas that read shards and that the next world, of these, leaves out."""
+    if not job.state.ledgers or job.state.assigned is None:
+        return ()
+    agents = {rank: node.agent_id for rank, node in job.state.nodes.items()}
+    return policy.leaving(job.state.assigned, replicas, agents)
+
+
 def await_leaving(job: JobContext) -> None:
     """Have readers that were told to end return what they have in time, however they end."""
-    if any(one.leaving for one in job.state.ledgers.values()):
-        job.timers.set(Timer.READERS_LEAVE, job.now + LEAVE_SECONDS)
+    for ledger in job.state.ledgers.values():
+        for group in ledger.leaving:
+            job.timers.ensure(Timer.READERS_LEAVE, job.now + LEAVE_SECONDS, group.replica)
 
 
-def leave_due(job: JobContext) -> None:
+def leave_due(job: JobContext, replica: int) -> None:
     """Readers that were told to end have not, or stand by: others read what they have left."""
     flush(job)
     for ledger in list(job.state.ledgers.values()):
-        if ledger.leaving:
+        groups = {group for group in ledger.leaving if group.replica == replica}
+        if groups:
             made = ledger.copy()
-            made.end_leaving(set(ledger.leaving))
+            made.end_leaving(groups)
             job.out.record(made.message(), durable=True)
-    job.timers.ensure(Timer.LEASES, job.now)
+
+
+def node_goes(job: JobContext, rank: int) -> None:
+    """A node is about to be gone: what its readers have reported is written down before it."""
+    if any(rank in ranks for one in job.state.ledgers.values() for ranks in one.leaving.values()):
+        flush(job)
 
 
 def _note_asked(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast_master.instructions import CloseSession, RefusalCode
+from holdfast_master.job.data import shards
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import eligibility, replacement
 from holdfast_master.job.state.changes import Change
@@ -153,6 +154,7 @@ def _remove(job: JobContext, node: Node, text: str) -> None:
         job.out.put(CloseSession(node.session, RefusalCode.ABORTED, "NODE_LOST", text))
     job.membership.remove(node)
     job.touch(Change.NODE_GONE)
+    shards.node_goes(job, node.rank)
     job.timers.cancel(Timer.SILENCE, Timer.MISSING, Timer.STORE_RETRY, subject=node.rank)
     totals = job.ledger.close(node.rank, job.clock.micros)
     marked = wire.NodeGoodput(node_rank=node.rank, classes=entries(totals))

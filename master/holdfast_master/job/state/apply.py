@@ -126,13 +126,8 @@ def _world_decided(state: JobState, fact: wire.WorldDecided) -> None:
 
 def _return_shards(state: JobState, fact: wire.WorldDecided) -> None:
     """Return the leases of readers whose processes do not go on."""
-    if not state.ledgers:
-        return
-    groups = ledger.groups_of(fact)
-    agents = {rank: node.agent_id for rank, node in state.nodes.items()}
-    leaving = ledger.leaving_of(state.assigned, fact, agents)
     for one in state.ledgers.values():
-        one.keep_only(groups, leaving)
+        one.follow(fact, state.nodes)
 
 
 def _keep_trained(state: JobState, fact: wire.WorldDecided) -> None:

@@ -260,6 +260,7 @@ def _decide(
         restart_count=_restarts(job),
         reason=f"{cause}; {verdict.reason}" if cause else verdict.reason,
         world_hash=world_hash(job.identity.epoch, 0, number, recorded),
+        leaving=shards.told_to_end(job, [one.number for one in chosen]),
     )
     job.out.record(fact)
     job.data.keep_only(groups_of(fact))

@@ -203,6 +203,25 @@ class Ledger:
             self.changes.append(CommittedChange(step, ordinal, position))
         return True
 
+    def follow(self, world: wire.WorldDecided, there: Collection[int] = frozenset()) -> None:
+        """Return the leases of readers whose processes do not go on in a world.
+
+        Replicas that it leaves out and that are still to end keep theirs. Where it has a node of
+        theirs, other processes start there: theirs have ended.
+
+        there: Node ranks that are not gone.
+        """
+        groups, stay = groups_of(world), {one.node_rank for one in world.members}
+        told = {Group(one.replica, one.round): frozenset(one.node_ranks) for one in world.leaving}
+        self.keep_only(
+            groups,
+            {
+                group: ranks.intersection(there)
+                for group, ranks in (self.leaving | told).items()
+                if group not in groups and not ranks & stay and not ranks.isdisjoint(there)
+            },
+        )
+
     def keep_only(
         self, groups: Collection[Group], leaving: Mapping[Group, frozenset[int]] | None = None
     ) -> None:
@@ -221,9 +240,10 @@ class Ledger:
 
     def node_gone(self, rank: int) -> None:
         """Return what a group that was told to end has left, once all of its nodes are gone."""
-        left = {group: ranks - {rank} for group, ranks in self.leaving.items()}
-        self.end_leaving([group for group, ranks in left.items() if not ranks])
-        self.leaving = {group: ranks for group, ranks in left.items() if ranks}
+        for group in [one for one, ranks in self.leaving.items() if rank in ranks]:
+            self.leaving[group] -= {rank}
+            if not self.leaving[group]:
+                self.end_leaving({group})
 
     def end_leaving(self, groups: Collection[Group]) -> None:
         """Return what groups that were told to end have left."""
@@ -236,6 +256,7 @@ class Ledger:
     def join(self, group: Group, readers: int) -> None:
         """Have a group begin beside others, with the state that it is given of them."""
         self.groups[group] = readers
+        self.leaving.pop(group, None)  # a successor has taken an earlier world up
 
     def begin(self, group: Group, claims: Mapping[int, wire.ReaderClaim | None]) -> str:
         """Have the first group begin from what its readers' checkpoints say, by rank.
@@ -399,25 +420,24 @@ def groups_of(world: wire.WorldDecided) -> set[Group]:
     return {Group(one.number, one.round) for one in world.replicas} or {Group(0, world.round)}
 
 
-def leaving_of(
-    last: wire.WorldDecided | None, world: wire.WorldDecided, agents: Mapping[int, str]
-) -> dict[Group, frozenset[int]]:
-    """The replicas that a world leaves out and whose processes are still to end, by node rank.
+def leaving(
+    last: wire.WorldDecided, replicas: Collection[int], agents: Mapping[int, str]
+) -> tuple[wire.LeavingReaders, ...]:
+    """The replicas that the next world leaves out and whose processes are still to end.
 
     Args:
-        last: The world before.
-        world: The one after it. A node that it has starts other processes there: its former ones
-            have ended.
+        last: The world before it.
+        replicas: Numbers of those that go on.
         agents: Agent of each node that is not gone.
     """
-    stay, going = {one.node_rank for one in world.members}, groups_of(world)
-    found, members = {}, iter(last.members if last is not None else ())
-    for one in last.replicas if last is not None else ():
-        group, own = Group(one.number, one.round), list(itertools.islice(members, one.nodes))
+    found, members = [], iter(last.members)
+    for one in last.replicas:
+        own = list(itertools.islice(members, one.nodes))
         there = all(agents.get(member.node_rank) == member.agent_id for member in own)
-        if there and group not in going and not any(one.node_rank in stay for one in own):
-            found[group] = frozenset(member.node_rank for member in own)
-    return found
+        if there and one.number not in replicas:
+            ranks = tuple(member.node_rank for member in own)
+            found.append(wire.LeavingReaders(replica=one.number, round=one.round, node_ranks=ranks))
+    return tuple(found)
 
 
 def positions(leases: Mapping[int, int]) -> tuple[wire.ShardPosition, ...]:

@@ -370,18 +370,20 @@ def test_a_round_with_a_huge_environment_starts(driver: Driver) -> None:
 
 
 def test_the_kill_is_fast(driver: Driver) -> None:
-    """From the command to RoundDead nothing waits for a poll: the soonest of 10 takes milliseconds.
+    """From the command to RoundDead takes milliseconds for small processes.
 
-    The soonest, since a neighbour can make any of them as long as it likes.
+    The median of 10 beside that of their starts: a neighbour makes both longer.
     """
-    took = []
+    took, starts = [], []
     for _ in range(10):
+        begun = time.monotonic()
         driver.start("print('up', flush=True)\nimport time; time.sleep(600)")
+        starts.append(time.monotonic() - begun)
         begun = time.monotonic()
         driver.kill()
         driver.wait(RoundDead, round=driver.round)
         took.append(time.monotonic() - begun)
-    assert min(took) < 0.1
+    assert sorted(took)[5] < max(0.1, 2 * sorted(starts)[5]), (took, starts)
 
 
 @pytest.mark.parametrize("files", [True, False], ids=["children-files", "stat-scan"])

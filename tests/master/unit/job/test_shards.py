@@ -6,6 +6,7 @@ from holdfast_master.instructions import Record
 from holdfast_master.job.data.shards import COMMIT_SECONDS, LEAVE_SECONDS
 from holdfast_master.policies.data.ledger import Group, Ledger, Reader
 from holdfast_wire.messages import (
+    DrainNodeRequest,
     Leave,
     ReaderClaim,
     ReaderOpened,
@@ -283,10 +284,36 @@ def _told_to_end(job: SteeredJob, rank: int) -> int:
     """Have a job of three replicas want two, until another world is decided; the round of one."""
     number = job.agents[rank].round
     job.operator.change(replicas=2)
-    while not job.state.ledgers["d"].leaving:
-        job.run(0.02)
+    for _ in range(4000):
+        job.run(0.001)
+        if job.state.ledgers["d"].leaving:
+            break
+    assert job.state.ledgers["d"].leaving, job.tale()
     assert rank in job.state.nodes
     return number
+
+
+def test_a_replica_that_leaves_keeps_its_shards_through_another_world() -> None:
+    """Two replicas are taken away, one after the other; the first one's last report counts."""
+    job = replicated(4)
+    for rank in range(4):
+        open_reader(job, rank, readers=1, reader=0)
+    for rank in (2, 3):
+        ask(job, rank, reader=0)
+        job.agents[rank].ignores = (Leave,)
+    number = job.agents[2].round
+    for rank in (2, 3):
+        job.ask(DrainNodeRequest(node_rank=rank))
+        job.run(0.5)
+    assert {one.replica for one in ledger(job).leaving} == {3, 4}
+    held = ledger(job).held(Reader(Group(3, number), 0))
+    report = ReaderReport(
+        dataset="d", step=8, positions=(ShardPosition(ordinal=min(held), position=9),)
+    )
+    job.agents[2].report(report, number)
+    job.run(LEAVE_SECONDS + 60.0)
+    assert ledger(job).leaving == {}
+    assert ledger(job).returned[min(held)] == 9
 
 
 def test_a_replica_that_was_told_to_end_and_stays_keeps_no_shard_for_ever() -> None:
