@@ -59,8 +59,7 @@ class Master:
         self.ledger: Ledger | None = None
         self.away = False
         """No word reaches it."""
-        self.pace = 0.0
-        """Time between two reports of a reader's progress that it asks for, s; 0: it does not."""
+        self.pace = 0.0  # s between two reports of a reader that it asks for; 0: it does not
         self.openings: dict[int, dict[int, ReaderOpened]] = {}
         self.asked: list[tuple[Reader, int, int]] = []
         self.loop = asyncio.new_event_loop()
@@ -402,9 +401,8 @@ def test_each_commit_is_reported_where_the_master_asks_for_it(master: Master, ra
     for step in (1, 2):  # within the first shard: there is no request that would tell it
         shards.commit(step)
         wait(master, lambda: is_forwarded(master, step))  # noqa: B023
-        ledger = master.ledger
-        assert ledger is not None
-        assert ledger.held(Reader(Group(0, 1), 0))[0] == step
+        assert master.ledger is not None
+        assert master.ledger.held(Reader(Group(0, 1), 0))[0] == step
         take(shards, 1)
 
 

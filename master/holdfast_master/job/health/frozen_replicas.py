@@ -241,10 +241,23 @@ def _have_ended(job: JobContext, world: World, but: wire.WorldReplica) -> bool:
 
 
 def _look_at_all(job: JobContext, world: World, found: FrozenReplica | None) -> None:
-    """Answer once where no replica of the roster makes progress."""
+    """Answer where no replica of the roster makes progress: at first they meet anew.
+
+    Nobody is to blame where a network between them was cut. Their connections wait for as long
+    again as the cut has lasted, and new ones do not. While they cannot meet, they try again and
+    again: other processes could not meet either.
+    """
+    last, met = job.state.roster, job.worlds.met_anew
     if found is None:
         job.worlds.frozen.pop(0, None)
-    elif 0 not in job.worlds.frozen:
+        job.worlds.met_anew = 0
+    elif not met and last is not None and len(last.replicas) > 1:
+        job.worlds.met_anew = last.epoch + 1
+        job.worlds.meet_anew = found.reason
+        job.worlds.put_out_at = job.now
+        job.out.warn(EventReason.REPLICA_FROZEN, f"{found.reason}; they meet anew")
+        job.touch(Change.ROSTER_FAILED)
+    elif 0 not in job.worlds.frozen and not (met and job.worlds.unmet_epoch >= met):
         job.worlds.frozen[0] = FrozenAt()
         _respond(job, world, found)
 

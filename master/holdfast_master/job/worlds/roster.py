@@ -41,7 +41,7 @@ def settle(job: JobContext) -> None:
         return
     last = job.state.roster
     unmet = last is not None and job.worlds.unmet_epoch == last.epoch
-    again = "its members could not meet" if unmet else ""
+    again = "its members could not meet" if unmet else job.worlds.meet_anew
     if job.worlds.strange_roster:
         again = "ranks were told a roster that is not in the journal"
     if unmet:
@@ -80,6 +80,7 @@ def _publish(job: JobContext, world: World, verdict: NewRoster, *, anew: bool) -
     )
     job.out.record(fact, durable=True)
     job.worlds.ready_since, job.worlds.strange_roster = None, False
+    job.worlds.meet_anew = ""
     job.timers.cancel(Timer.ROSTER)
     job.out.event(EventReason.ROSTER_CHANGED, f"epoch {epoch}: {verdict.reason}")
     for replica in chosen:

@@ -6,6 +6,7 @@ import pytest
 
 from holdfast_master.policies.hang_response import HangKind
 from holdfast_wire import messages as wire
+from holdfast_wire.reasons import EventReason
 from simulation.steered.job import SteeredJob, started
 from simulation.steered.replicas import replicated, roster, rounds_of, say, stands
 
@@ -235,3 +236,51 @@ def test_a_rank_that_has_ended_well_puts_no_replica_out() -> None:
         stands(job, rank)
     job.run(45.0)
     assert roster(job).replicas == (1, 2), job.tale()
+
+
+def test_replicas_that_all_stand_still_meet_anew_first() -> None:
+    """As behind a network that was cut: nobody restarts, and where it helps no more is done."""
+    settings = wire.HangPolicy(mode=wire.HealthMode.ACT, min_seconds=45)
+    job = replicated(3, health=wire.HealthPolicy(hang=settings))
+    before, first = rounds_of(job), roster(job)
+    for rank in range(3):
+        stands(job, rank)
+    job.time.run(job.time.now + 120.0, lambda: "ReplicaFrozen" in job.reasons())
+    assert "all 3 replicas have stood still" in job.texts(EventReason.REPLICA_FROZEN)[-1]
+    assert roster(job).replicas == first.replicas
+    assert roster(job).since == (roster(job).epoch,) * 3, "they leave the groups that they had"
+    for rank in range(3):
+        stands(job, rank, stuck=False)
+    job.run(120.0)
+    assert len(job.texts(EventReason.REPLICA_FROZEN)) == 1
+    assert rounds_of(job) == before
+
+
+def test_replicas_that_stand_still_all_the_same_are_restarted() -> None:
+    """Where hangs are acted on, once they have had as long again."""
+    settings = wire.HangPolicy(mode=wire.HealthMode.ACT, min_seconds=45)
+    job = replicated(3, health=wire.HealthPolicy(hang=settings))
+    before = rounds_of(job)
+    for rank in range(3):
+        stands(job, rank)
+    job.run(240.0)
+    texts = job.texts(EventReason.REPLICA_FROZEN)
+    assert texts[0].endswith("; they meet anew")
+    assert texts[1].endswith("; it is restarted")
+    assert all(rounds_of(job)[rank] != before[rank] for rank in range(3))
+
+
+def test_replicas_that_cannot_meet_are_not_restarted() -> None:
+    """The network between them is cut: others in their place could not meet either."""
+    settings = wire.HangPolicy(mode=wire.HealthMode.ACT, min_seconds=45)
+    job = replicated(3, health=wire.HealthPolicy(hang=settings))
+    before = rounds_of(job)
+    for rank in range(3):
+        stands(job, rank)
+    for _ in range(60):
+        job.run(5.0)
+        if roster(job).epoch > 1:
+            job.agents[0].report(wire.RosterFailed(epoch=roster(job).epoch), before[0])
+    assert roster(job).epoch > 10, "they try again and again"
+    assert rounds_of(job) == before
+    assert len(job.texts(EventReason.REPLICA_FROZEN)) == 1
