@@ -36,7 +36,7 @@ def test_a_start_without_its_pair_has_no_ratio() -> None:
     "runs a benchmark for real; the parts of the product that it drives have tests of their own",
     held_by=[
         "agent/process/test_standalone.py::test_a_run_ends_with_0_and_leaves_nothing",
-        "agent/process/zygote/test_torch_workers.py::test_a_worker_starts_in_milliseconds",
+        "agent/process/zygote/test_torch_workers.py::test_a_worker_imports_nothing_that_its_zygote_has",
     ],
 )
 @pytest.mark.train

@@ -55,8 +55,9 @@ asyncio.run(serve())
 @contextlib.contextmanager
 def _relay(job: RunningJob, port: int) -> Iterator[None]:
     """Forward connections from the namespaces to the master, once there is one."""
-    _, master = job.wait_for("a master", job.address)
-    words = [sys.executable, "-c", _RELAY, BRIDGE, str(port), str(master)]
+    where = job.wait_for("a master", job.address)
+    assert where is not None
+    words = [sys.executable, "-c", _RELAY, BRIDGE, str(port), str(where[1])]
     with subprocess.Popen(words) as process:
         try:
             yield
