@@ -23,8 +23,8 @@ from cluster.tools import tools_folder
 from house.patience import patience
 
 START_SECONDS: Final = 120.0
-"""Until everything is ready, s: 5 where the machine has nothing else to do. As all limits of tests it
-grows with the machine's slowness: one that starts torch four times took 86 in CI."""
+"""Until everything is ready, s: 5 where the machine has nothing else to do. As all limits of tests
+it grows with the machine's slowness: one that starts torch four times took 86 in CI."""
 _POLL_SECONDS: Final = 0.05
 _CONTROLLERS: Final = (
     "clusterrole-aggregation-controller",
