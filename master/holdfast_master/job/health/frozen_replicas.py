@@ -125,10 +125,13 @@ def _look_longer(
     longest = max(settings.min_seconds, settings.step_time_factor * world.step_seconds)
     if starting:
         longest = max(longest, hang_limit.longest_work(settings).seconds)
+    still = None if starting else policy.all_still(paces, longest)
+    if still is None and not starting:
+        job.worlds.frozen.pop(0, None)
     if job.now - job.worlds.put_out_at < longest:
         return
-    if not starting:
-        _look_at_all(job, world, policy.all_still(paces, longest))
+    if still is not None:
+        _look_at_all(job, world, still)
     for found in policy.never_started(paces, starting, longest):
         _put_out(job, world, found)
 
@@ -240,24 +243,21 @@ def _have_ended(job: JobContext, world: World, but: wire.WorldReplica) -> bool:
     return bool(ended) and not left and not ends and job.state.checkpoint is not None
 
 
-def _look_at_all(job: JobContext, world: World, found: FrozenReplica | None) -> None:
+def _look_at_all(job: JobContext, world: World, found: FrozenReplica) -> None:
     """Answer where no replica of the roster makes progress: at first they meet anew.
 
     Nobody is to blame where a network between them was cut. Their connections wait for as long
     again as the cut has lasted, and new ones do not. While they cannot meet, they try again and
     again: other processes could not meet either.
     """
-    last, met = job.state.roster, job.worlds.met_anew
-    if found is None:
-        job.worlds.frozen.pop(0, None)
-        job.worlds.met_anew = 0
-    elif not met and last is not None and len(last.replicas) > 1:
-        job.worlds.met_anew = last.epoch + 1
+    last, known = job.state.roster, job.worlds.frozen.get(0)
+    if known is None and last is not None and len(last.replicas) > 1:
+        job.worlds.frozen[0] = FrozenAt(epoch=last.epoch + 1)
         job.worlds.meet_anew = found.reason
         job.worlds.put_out_at = job.now
         job.out.warn(EventReason.REPLICA_FROZEN, f"{found.reason}; they meet anew")
         job.touch(Change.ROSTER_FAILED)
-    elif 0 not in job.worlds.frozen and not (met and job.worlds.unmet_epoch >= met):
+    elif known is None or job.worlds.unmet_epoch < known.epoch:
         job.worlds.frozen[0] = FrozenAt()
         _respond(job, world, found)
 

@@ -410,12 +410,10 @@ class Worlds:
     inquiry: Inquiry | None = None
     """The question to ranks of replicas since they stand still; None: none."""
     frozen: dict[int, FrozenAt] = dataclasses.field(default_factory=dict)
-    """By number, the replicas that keep others waiting; 0: all stand still."""
+    """By number, the replicas that keep others waiting; 0: all stand still, with the epoch in which
+    they were to meet anew, or 0 once that was answered otherwise."""
     meet_anew: str = ""
     """Reason why the members of the newest roster are to meet anew; empty: there is none."""
-    met_anew: int = 0
-    """Epoch in which they were to, since all stood still, and have completed no step since; 0:
-    none."""
     put_out_at: float = -math.inf
     """Time at which one of them was put out of the roster last: the others may go on since."""
     asked_early_at: float = -math.inf

@@ -249,9 +249,12 @@ def test_replicas_that_all_stand_still_meet_anew_first() -> None:
     assert "all 3 replicas have stood still" in job.texts(EventReason.REPLICA_FROZEN)[-1]
     assert roster(job).replicas == first.replicas
     assert roster(job).since == (roster(job).epoch,) * 3, "they leave the groups that they had"
+    assert 0 in job.context.worlds.frozen, "people are told of a hang meanwhile"
     for rank in range(3):
         stands(job, rank, stuck=False)
-    job.run(120.0)
+    job.run(5.0)
+    assert 0 not in job.context.worlds.frozen
+    job.run(115.0)
     assert len(job.texts(EventReason.REPLICA_FROZEN)) == 1
     assert rounds_of(job) == before
 
@@ -282,5 +285,6 @@ def test_replicas_that_cannot_meet_are_not_restarted() -> None:
         if roster(job).epoch > 1:
             job.agents[0].report(wire.RosterFailed(epoch=roster(job).epoch), before[0])
     assert roster(job).epoch > 10, "they try again and again"
+    assert 0 in job.context.worlds.frozen
     assert rounds_of(job) == before
     assert len(job.texts(EventReason.REPLICA_FROZEN)) == 1
