@@ -71,6 +71,8 @@ class Done:
         self.step = state["step"]
 
 done = Done()
+"""
+_CHECKPOINTER = """
 flash = holdfast.Checkpointer(folder / "checkpoints", model=model, extra={"done": done},
                               schedule=Schedule(memory_every=1, storage_every=50), PER_RANK)
 """
@@ -211,12 +213,12 @@ _BODIES: Final = {
 
 def script(way: str, data: str) -> str:
     """Return the text of a training script."""
-    sharded = data == "shards"
-    per_rank = 'per_rank={"shards": shards}' if sharded and way == "plain" else ""
-    first = _SHARDED if sharded else ""
-    head, flash = _BEGIN.split("flash = ", 1)
-    flash = "flash = " + flash.replace("PER_RANK", per_rank)
-    return head + first + (flash if way == "plain" or not sharded else "") + _BODIES[way, data]
+    text = _BEGIN + (_SHARDED if data == "shards" else "")
+    if (way, data) == ("plain", "shards"):
+        text += _CHECKPOINTER.replace("PER_RANK", 'per_rank={"shards": shards}')
+    elif data == "map":
+        text += _CHECKPOINTER.replace("PER_RANK", "")
+    return text + _BODIES[way, data]
 
 
 class CountedJob:

@@ -22,8 +22,7 @@ KEPT_CHANGES: Final = 200_000
 """Changes that are kept for a way back, of all replicas together: with 10,000 readers that report
 each 30 s, ten minutes. A restore to an older step has what its checkpoint says alone."""
 MOST_REPORTS_A_SECOND: Final = 100
-"""Of all readers of replicas together: 3 % of a core, and no step below 0.1 s of ten replicas goes
-unreported."""
+"""Of all readers of replicas together: 3 % of a core. Ten of them report each step of 0.1 s."""
 LONGEST_PROGRESS_SECONDS: Final = 30.0
 """Between two reports of a reader, s, however many there are: as agents do that are told nothing.
 It is reached with 3,000."""

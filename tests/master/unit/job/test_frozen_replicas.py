@@ -238,13 +238,19 @@ def test_a_rank_that_has_ended_well_puts_no_replica_out() -> None:
     assert roster(job).replicas == (1, 2), job.tale()
 
 
-def test_replicas_that_all_stand_still_meet_anew_first() -> None:
-    """As behind a network that was cut: nobody restarts, and where it helps no more is done."""
+def _all_stand() -> tuple[SteeredJob, dict[int, int]]:
+    """Three replicas that complete no further step, and the rounds of their nodes; hangs count."""
     settings = wire.HangPolicy(mode=wire.HealthMode.ACT, min_seconds=45)
     job = replicated(3, health=wire.HealthPolicy(hang=settings))
-    before, first = rounds_of(job), roster(job)
     for rank in range(3):
         stands(job, rank)
+    return job, rounds_of(job)
+
+
+def test_replicas_that_all_stand_still_meet_anew_first() -> None:
+    """As behind a network that was cut: nobody restarts, and where it helps no more is done."""
+    job, before = _all_stand()
+    first = roster(job)
     job.time.run(job.time.now + 120.0, lambda: "ReplicaFrozen" in job.reasons())
     assert "all 3 replicas have stood still" in job.texts(EventReason.REPLICA_FROZEN)[-1]
     assert roster(job).replicas == first.replicas
@@ -261,11 +267,7 @@ def test_replicas_that_all_stand_still_meet_anew_first() -> None:
 
 def test_replicas_that_stand_still_all_the_same_are_restarted() -> None:
     """Where hangs are acted on, once they have had as long again."""
-    settings = wire.HangPolicy(mode=wire.HealthMode.ACT, min_seconds=45)
-    job = replicated(3, health=wire.HealthPolicy(hang=settings))
-    before = rounds_of(job)
-    for rank in range(3):
-        stands(job, rank)
+    job, before = _all_stand()
     job.run(240.0)
     texts = job.texts(EventReason.REPLICA_FROZEN)
     assert texts[0].endswith("; they meet anew")
@@ -275,11 +277,7 @@ def test_replicas_that_stand_still_all_the_same_are_restarted() -> None:
 
 def test_replicas_that_cannot_meet_are_not_restarted() -> None:
     """The network between them is cut: others in their place could not meet either."""
-    settings = wire.HangPolicy(mode=wire.HealthMode.ACT, min_seconds=45)
-    job = replicated(3, health=wire.HealthPolicy(hang=settings))
-    before = rounds_of(job)
-    for rank in range(3):
-        stands(job, rank)
+    job, before = _all_stand()
     for _ in range(60):
         job.run(5.0)
         if roster(job).epoch > 1:
