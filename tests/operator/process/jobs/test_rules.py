@@ -107,7 +107,7 @@ def test_a_rule_on_a_pod_s_condition_decides(
     condition = {"type": "DisruptionTarget", "status": "True"}
     rules = [{"action": "FailJob", "onPodConditions": [condition]}]
     job = make_job("taken")
-    job.create(looping(tmp_path, failurePolicy__rules=rules))
+    job.create(looping(tmp_path, "--steps=100000", failurePolicy__rules=rules))
     job.until_training(1)
     nodes.tell("evict", namespace=namespace, pod="taken-worker-0-0")
     job.until_over()
