@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from house.extended import usual
+from house.patience import patience
 from jobs.training import SCRIPT, Ended, assert_follows, steps_in, train
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(400)]
@@ -166,7 +167,7 @@ def test_asked_to_stop_it_saves_that_very_step(tmp_path: Path) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=100 * patience(),
     )
     assert done.returncode == 0, done.stderr
     assert [path.name for path in tmp_path.glob("step_*")] == ["step_3"]

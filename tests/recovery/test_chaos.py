@@ -82,4 +82,4 @@ def test_an_interrupted_job_gets_no_more_faults(tmp_path: Path) -> None:
         imports=forks.Imports.SERVICES,
     )
     (seconds,) = re.findall(r"^(\d+\.\d+)$", done.stdout, re.MULTILINE)
-    assert float(seconds) < 1, done
+    assert float(seconds) < 10, done

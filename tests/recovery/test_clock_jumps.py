@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.local_job import ROOT, STEPS, StartJob, assert_same_curve, losses
+from jobs.local_job import ROOT, STEPS, StartJob, assert_same_curve, losses, slow
 
 pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 JUMPS = ROOT / "tests" / "support" / "clock_jumps"
@@ -28,7 +28,7 @@ def test_a_wall_clock_that_jumps_costs_no_step_and_delays_nothing(
     processes.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(JUMPS), prepend=os.pathsep)
     monkeypatch.setenv("CLOCK_JUMPS", f"{processes}:{seed}")
-    job = start_job("--extra-work-ms=300", "--save-every=5")
+    job = start_job(slow(300), "--save-every=5")
     state = job.wait_step(10)
     for victim in KILLS:
         announced, epoch = state.stored_step, state.epoch

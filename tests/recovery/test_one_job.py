@@ -209,7 +209,7 @@ def test_a_frozen_agent_is_left_behind_and_its_ranks_are_dead_first(job: Running
     used, before, seen = job.charged(), job.status(), job.newest_event()
     agent, rank = job.agent_pid(1), next(one.pid for one in job.nodes()[1].ranks)
     os.kill(agent, signal.SIGSTOP)
-    job.wait_for("the frozen agent's rank is dead", lambda: not alive(rank), timeout_s=10)
+    job.wait_for("the frozen agent's rank is dead", lambda: not alive(rank))
     dead_at = time.time()
     shrunk = _until_shrunk(job, before)
     events = job.events(seen)
@@ -237,7 +237,7 @@ def test_a_node_frozen_whole_takes_no_step_after_it_wakes(job: RunningJob) -> No
     _until_shrunk(job, before)
     for pid in tree:
         _signal(pid, signal.SIGCONT)
-    job.wait_for("the old ranks are gone", lambda: not any(map(alive, ranks)), timeout_s=20)
+    job.wait_for("the old ranks are gone", lambda: not any(map(alive, ranks)))
     _no_old_round_writes(job, late=1)
 
 

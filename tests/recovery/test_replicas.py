@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from house.patience import patience
 from jobs.local_job import RunningJob, StartJob
 
 pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(240)]
@@ -72,7 +73,7 @@ def test_kills_at_any_instant_restart_one_replica_and_cost_the_others_no_step(
     """
     seed = random.randrange(10_000)
     luck = random.Random(seed)
-    job = start(start_job, tmp_path, "--steps=260")
+    job = start(start_job, tmp_path, f"--steps={round(150 * patience())}")
     before, epoch = pids_of(job), job.status().outer_epoch
     time.sleep(luck.uniform(0, 0.5))
     os.kill(luck.choice(before[1]), signal.SIGKILL)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.local_job import STEPS, StartJob, assert_same_curve, loss_lines, losses
+from jobs.local_job import STEPS, StartJob, assert_same_curve, loss_lines, losses, slow
 
 pytestmark = [pytest.mark.train, pytest.mark.deadline]
 
@@ -15,7 +15,7 @@ def test_scaling_and_restarting_by_command_loses_no_step(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
 ) -> None:
     """2 -> 9, which a bound forbids, -> 1 -> 2, then a restart: each step is done exactly once."""
-    job = start_job("--extra-work-ms=200", maxReplicas=2)
+    job = start_job(slow(200), maxReplicas=2)
     before = job.wait_step(15)
     refused = job.cli("scale", job.name, "9")
     assert refused.returncode == 5

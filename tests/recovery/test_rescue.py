@@ -35,6 +35,8 @@ MORE = pytest.mark.extended(
 )
 ONLY_MEMORY = "--save-every=100000"
 NO_FAILURE = {"budgets": {"failures": {"limit": 0}}}
+ENDLESS = 1_000_000
+"""Steps of a job that ends by its failure, or with the test."""
 
 
 def _steps(folder: Path) -> list[int]:
@@ -64,8 +66,9 @@ def test_a_job_that_fails_leaves_its_newest_step_on_storage(
     """No budget for a failure: what all ranks had in memory is committed, bit for bit."""
     folder = tmp_path / "checkpoints"
     job = start_job(
-        f"--parallel={parallel}", ONLY_MEMORY, "--extra-work-ms=20", failurePolicy=NO_FAILURE
-    )
+        f"--parallel={parallel}", ONLY_MEMORY, "--extra-work-ms=20",
+        steps=ENDLESS, failurePolicy=NO_FAILURE,
+    )  # fmt: skip
     before = job.wait_step(30)
     assert before.stored_step == 0
     assert before.memory_step > 0
@@ -82,6 +85,7 @@ def test_a_job_that_fails_leaves_its_newest_step_on_storage(
         f"--parallel={parallel}",
         f"--save-every={step}",
         f"--checkpoint-dir={unbroken}",
+        steps=ENDLESS,  # the learning rate follows from it
         checkpoint={"storage": {"keepLast": 100}},  # it trains on while the step is read
     )
     again.wait_for("the same step", (unbroken / f"step_{step}").exists)
@@ -97,8 +101,9 @@ def test_a_world_of_one_node_that_fails_leaves_its_newest_step_on_storage(
 ) -> None:
     """Its keeper alone sees what is complete: the master has it written all the same."""
     job = start_job(
-        ONLY_MEMORY, "--extra-work-ms=20", replicas=1, minReplicas=1, failurePolicy=NO_FAILURE
-    )
+        ONLY_MEMORY, "--extra-work-ms=20",
+        steps=ENDLESS, replicas=1, minReplicas=1, failurePolicy=NO_FAILURE,
+    )  # fmt: skip
     before = job.wait_step(30)
     os.kill(job.rank_pid(0), signal.SIGKILL)
     assert job.finish() == 1, job.evidence()

@@ -282,7 +282,7 @@ def test_a_killed_agent_takes_its_master_along(start: StartAgent, tmp_path: Path
 
 def test_a_killed_master_has_a_successor_and_training_goes_on(running: StartAgent) -> None:
     """The workers do not notice; the run still ends with 0."""
-    agent = running("400")
+    agent = running("1200")
     workers = _workers(agent)
     _master(agent).kill()
     agent.until(lambda: "the master of epoch 2" in agent.errors())

@@ -11,9 +11,10 @@ import pytest
 
 from holdfast_cli.check import table
 from holdfast_wire.resources import TRAITS, Resource
+from house.patience import patience
 from house.programs import holdfast
 
-check = functools.partial(holdfast, "check", timeout=110.0)
+check = functools.partial(holdfast, "check", timeout=110.0 * patience())
 
 
 def row(resource: Resource, **changes: Any) -> dict[str, Any]:

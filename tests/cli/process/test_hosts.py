@@ -88,7 +88,7 @@ def _program(file: Path, text: str, **words: object) -> Path:
 
 
 def _until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 90 * patience()
     while not condition():
         assert time.monotonic() < deadline, what()
         time.sleep(0.05)
@@ -138,7 +138,7 @@ def _run(folder: Path, command: list[str], environ: dict[str, str]) -> Iterator[
 def test_workers_train_on_their_hosts_and_a_lost_one_is_started_again(tmp_path: Path) -> None:
     """Launchers that hand no variable on start a worker on each host; a killed one's on a third."""
     launch = _program(tmp_path / "launch", _LAUNCH, folder=tmp_path)
-    command = [sys.executable, "-m", "holdfast_cli.main", "run", str(_job(tmp_path, "--steps=200"))]
+    command = [sys.executable, "-m", "holdfast_cli.main", "run", str(_job(tmp_path, "--steps=400"))]
     options = ["--hosts=a,b,spare", f"--launcher={launch} {{host}}", "--address=127.0.0.1"]
     environ = {**os.environ, "HOLDFAST_HOME": str(tmp_path / "home")}
     with _run(tmp_path, [*command, *options], environ) as running:
@@ -214,7 +214,7 @@ def test_the_batch_script_of_the_page_runs_a_job_through_the_loss_of_a_node(
     tmp_path: Path, slurm: Callable[..., contextlib.AbstractContextManager[_Run]]
 ) -> None:
     """Hosts of other networks, directories and variables train; a spare one takes a lost place."""
-    _pages_files(tmp_path, "--steps=200")
+    _pages_files(tmp_path, "--steps=400")
     with slurm() as batch:
         batch.until_step()
         first = _started(tmp_path)

@@ -16,6 +16,7 @@ from holdfast_cli.journal import FACTS
 from holdfast_cli.main import main
 from holdfast_master.instructions import Fact
 from holdfast_master.journal.segments import segment_path
+from house.patience import patience
 from house.programs import script
 from jobs.ended_job import recorded_home
 from masters.journals import written
@@ -142,7 +143,12 @@ def test_a_reader_that_has_enough_is_no_error(state_root: Path) -> None:
     command = f"{sys.executable} -m holdfast_cli.main journal show gpt | head -1"
     environ = {**os.environ, "HOLDFAST_HOME": str(state_root)}
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True, env=environ
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=60 * patience(),
+        check=True,
+        env=environ,
     )
     assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
 

@@ -101,7 +101,7 @@ while True:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "grace_s", "last"), [(0.5, 30, "saved"), (60, 1, "asked")], ids=["ends", "deaf"]
+    ("seconds", "grace_s", "last"), [(0.5, 30, "saved"), (60, 3, "asked")], ids=["ends", "deaf"]
 )
 def test_what_a_shell_waits_for_has_the_rest_of_the_grace(
     seconds: float, grace_s: float, last: str, tmp_path: Path

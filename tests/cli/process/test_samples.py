@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from holdfast.data import QuotaRecord, QuotaSampler, SampleMap
 from holdfast_cli.samples import samples
+from house.patience import patience
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +21,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=60 * patience(),
     )
 
 

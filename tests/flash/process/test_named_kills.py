@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from campaigns.kill_points import KEEPER, LED, TRAINER
+from house.patience import patience
 
 SUPPORT = Path(__file__).parents[2] / "support"
 SCRIPT = SUPPORT / "campaigns" / "named_kills.py"
@@ -39,7 +40,7 @@ def test_a_kill_at_any_named_line_breaks_no_promise(kind: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=390,
+        timeout=390 * patience(),
     )
     said = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(said) == len(POINTS[kind]), done.stderr

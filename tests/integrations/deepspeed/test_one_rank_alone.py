@@ -6,7 +6,7 @@ import pytest
 
 from checkpoints.deepspeed_world import DeepSpeedWorlds
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(100)]
+pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 OF_EACH = 3
 """Tensors with one number for each element of a parameter: master and two moments."""
 

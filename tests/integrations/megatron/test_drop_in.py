@@ -15,6 +15,7 @@ import pytest
 from checkpoints.forked_worlds import SUPPORT
 from holdfast.integrations.megatron.arguments import OF_LOAD, OF_SAVE, refuse_unknown
 from house.extended import usual
+from house.patience import patience
 from house.sample import sampled
 from megatron_worlds.worlds import Worlds
 
@@ -158,7 +159,7 @@ def test_a_script_waits_for_its_saves_unless_it_fails(tmp_path: Path, end: str) 
         env={**os.environ, "PYTHONPATH": str(SUPPORT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=100 * patience(),
         check=False,
     )
     assert done.returncode == (1 if end == "fail" else 0), done.stderr

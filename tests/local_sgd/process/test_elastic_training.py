@@ -123,7 +123,7 @@ def test_a_ddp_that_is_kept_divides_by_its_own_ranks() -> None:
 def test_who_comes_in_the_warm_up_waits_for_its_end() -> None:
     """The others do not wait for it; it begins with their weights at the first anchors."""
     told = run(
-        scenario="early", event="join", replicas=2, warmup=60, pace=0.1, rounds=2, states=True
+        scenario="early", event="join", replicas=2, warmup=60, pace=0.3, rounds=2, states=True
     )
     check_kept(told, str(told["done"]), least=2)
     check_own_state(told, 2, str(told["done"]))

@@ -61,11 +61,11 @@ def test_survivors_of_a_killed_rank_keep_their_units(
 
 
 def test_a_replica_that_gives_up_tells_the_others(worlds: ReplicaWorlds) -> None:
-    """One that has failed closes its group: those that wait for it fail then, not at 20 s."""
-    first, closed, third = worlds.train(job="closed", replicas=3, timeout=20.0)
+    """One that has failed closes its group: those that wait for it fail then, not at 60 s."""
+    first, closed, third = worlds.train(job="closed", replicas=3, timeout=60.0)
     for answer in (first, third):
-        assert "failed (deadline 20 s)" in answer["said"]
-        assert answer["took"] < 5
+        assert "failed (deadline 60 s)" in answer["said"]
+        assert answer["took"] < 30
     assert "this group has failed before (it was closed)" in closed["said"]
 
 

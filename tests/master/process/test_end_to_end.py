@@ -46,7 +46,7 @@ def test_a_worker_that_dies_restarts_the_same_members_at_once(tmp_path: Path) ->
         agents[1].send(wire.WorkerExited(rank=1, exit_code=-9, pid=1))
         for agent in agents:
             agent.wait_for(lambda agent=agent: len(agent.assignments) == 2)
-        assert time.monotonic() - begin < 2.0
+        assert time.monotonic() - begin < 9.0, "it waited for more evidence"
         assert [agent.assignments[1].restart_count for agent in agents] == [1, 1]
         assert [agent.round for agent in agents] == [2, 2]
         incidents = master.ask("GetGoodput", wire.GetGoodputRequest()).incidents

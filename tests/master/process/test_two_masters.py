@@ -19,7 +19,7 @@ from holdfast_wire import codec, errors
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import JobPhase, WatchJobRequest
 from masters.master_process import SPEC, MasterProcess, master_process
-from masters.worlds import QUICK, agents_of, events, phase
+from masters.worlds import agents_of, events, phase
 
 pytestmark = pytest.mark.slow  # each starts masters, which takes a core half a second
 
@@ -32,7 +32,7 @@ class Pair:
     def __init__(self, directory: Path, *, journal: bool) -> None:
         self.directory = directory
         self.target = ("127.0.0.1", 0)
-        self.settings: dict[str, object] = {"initial_spec": SPEC, **QUICK}
+        self.settings: dict[str, object] = {"initial_spec": SPEC}
         if journal:
             self.settings["journal_dir"] = str(directory / "journal")
 

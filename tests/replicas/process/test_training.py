@@ -128,7 +128,7 @@ def test_a_donor_waits_until_a_joiner_has_all() -> None:
 
 def test_no_replica_waits_for_one_that_learns_of_a_joiner_later() -> None:
     """It would train a whole step on, which the others would wait for; they train on with it."""
-    told, why = trained(scenario="campaign", replicas=2, events=["join"], late=1, rounds=120)
+    told, why = trained(scenario="campaign", replicas=2, events=["join"], late=1)
     first = steps_of(told["ranks"]["0 0"])
     waits = [line["left"] - line["begun"] for line in first]
     assert sum(line["sees"] for line in first) > 2, f"{waits}, {why}"

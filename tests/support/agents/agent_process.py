@@ -178,8 +178,11 @@ async def eventually(look: Callable[[], Any], within: float = 60.0 * patience())
 
 
 def wait_gone(processes: Iterable[psutil.Process], within: float) -> list[psutil.Process]:
-    """Wait until processes are gone; return those that are not (zombies count as gone)."""
-    deadline = time.monotonic() + within
+    """Wait until processes are gone; return those that are not (zombies count as gone).
+
+    within: Seconds, on a machine of the usual speed.
+    """
+    deadline = time.monotonic() + within * patience()
     left = list(processes)
     while left and time.monotonic() < deadline:
         left = [process for process in left if is_alive(process)]

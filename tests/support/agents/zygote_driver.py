@@ -261,7 +261,7 @@ def _leave(driver: Driver) -> None:
     assert driver.process.stdin is not None
     with suppress(BrokenPipeError):
         driver.process.stdin.close()
-    driver.until(lambda: not driver.alive(), f"the end of {driver.alive()}", 5.0)
+    driver.until(lambda: not driver.alive(), f"the end of {driver.alive()}")
 
 
 def ready(driver: Driver) -> Driver:

@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from house.patience import patience
+
 UV = Path(sys.executable).parent / "uv"
 
 # Runs in the other interpreter: imports every module of the packages named, then says which
@@ -51,7 +53,7 @@ def import_all(python: Path | str, *packages: str) -> Imported:
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=120 * patience(),
     )
     assert done.returncode == 0, done.stderr
     return Imported(**json.loads(done.stdout.splitlines()[-1]))
@@ -64,6 +66,6 @@ def uv(*arguments: str | Path) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=600 * patience(),
     )
     assert done.returncode == 0, done.stderr

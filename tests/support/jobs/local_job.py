@@ -207,7 +207,7 @@ class RunningJob:
 
     def rank_pid(self, rank: int) -> int:
         """Return the pid of a global rank in the current world."""
-        return self.wait_for(f"the pid of rank {rank}", lambda: self._pids()[rank], 30.0)
+        return self.wait_for(f"the pid of rank {rank}", lambda: self._pids()[rank])
 
     def _pids(self) -> dict[int, int]:
         return {r.rank: r.pid for node in self.nodes().values() for r in node.ranks if r.pid}
@@ -220,7 +220,9 @@ class RunningJob:
 
         return self.wait_for(f"the agent of node {node}", there)
 
-    def cli(self, *words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def cli(
+        self, *words: str, timeout_s: float = 60.0 * patience()
+    ) -> subprocess.CompletedProcess[str]:
         """Run a `holdfast` command against this job's home."""
         return forks.run(
             ["-m", "holdfast_cli.main", *words],
@@ -301,6 +303,14 @@ StartJob = Callable[..., RunningJob]
 def event_times(output: str, reason: str) -> list[str]:
     """Return the lines of plain output that show events of a reason."""
     return [line for line in output.splitlines() if re.search(rf"  {reason}  ", line)]
+
+
+def slow(milliseconds: int) -> str:
+    """Return the flag by which each step takes so long, and longer on a slow machine.
+
+    What a test does meanwhile takes longer there too, and the job must not end before it.
+    """
+    return f"--extra-work-ms={milliseconds / 2 * patience():.0f}"
 
 
 def losses(file: Path) -> dict[int, float]:

@@ -352,7 +352,7 @@ def _closed(world: Mapping[str, Any], pipe: Any) -> None:
     if replica.replica == 1:
         time.sleep(0.3)
         replica.sync_group.close()
-        time.sleep(6)
+        time.sleep(40)
     try:
         replica.agree()
     except SyncError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 _STEPS = 300
 _STEP_SECONDS = 0.01
-_SLOW_SECONDS = 0.02
+_SLOW_SECONDS = 0.1
 
 
 def main() -> None:

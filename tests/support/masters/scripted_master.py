@@ -135,7 +135,7 @@ class ScriptedMaster(agent_pb2_grpc.AgentServiceServicer):
         self.incarnation = incarnation
         self.welcome = Welcome(
             heartbeat_seconds=0.2,
-            lease_seconds=4.0,
+            lease_seconds=60.0,  # a busy machine stands still for seconds
             masterless_limit_seconds=600.0,
             stop_grace_seconds=5.0,
             job_name="job",

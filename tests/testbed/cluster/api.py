@@ -9,7 +9,9 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-_TIMEOUT_SECONDS = 30.0
+from house.patience import patience
+
+_TIMEOUT_SECONDS = 30.0 * patience()
 MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from house.patience import patience
+
 _LAUNCHER = Path(__file__).with_name("dies_with_parent.py")
 _TAIL = 2000
 
@@ -59,4 +61,4 @@ class Child:
     def kill(self) -> None:
         """End it, and wait until it is gone."""
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(10 * patience())

@@ -99,12 +99,13 @@ class ControlPlane:
 
         Args:
             folder: Of its data.
-            node_grace_s: How long a node may be silent; Kubernetes' own: 40 to 50.
-            toleration_s: How long pods stay on a node that is; Kubernetes' own: 300.
+            node_grace_s: How long a node may be silent; Kubernetes' own: 40 to 50. Longer on a slow
+                machine, where one process is all kubelets.
+            toleration_s: How long pods stay on a node that is; Kubernetes' own: 300. Likewise.
         """
         self.folder = folder
-        self._node_grace_s = node_grace_s
-        self._toleration_s = toleration_s
+        self._node_grace_s = round(node_grace_s * patience() / 2)
+        self._toleration_s = round(toleration_s * patience() / 2)
         self.ports = Ports.free()
         self.token = write_papers(folder, self.ports.api)
         self.kubeconfig = folder / "kubeconfig"

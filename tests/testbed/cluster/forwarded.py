@@ -6,9 +6,10 @@ import re
 from typing import Final, Self
 
 from cluster.kubectl import Kubectl
+from house.patience import patience
 
 _FORWARDING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) -> \d+\n")
-_TIMEOUT_SECONDS: Final = 30.0
+_TIMEOUT_SECONDS: Final = 30.0 * patience()
 
 
 class Forward:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from agents.loop_script import loop_script
 from cluster.control_plane import ClusterError, ControlPlane
 from cluster.kubectl import CommandFailedError, Kubectl
+from house.patience import patience
 
 SHARED: Final = "/work-files"
 """Where a job's pods see the test's own folder."""
@@ -58,6 +59,8 @@ _TRAIN: Final = '''
 
     print(f"rank {rank} of {world} begins after step {done}", flush=True)
     for step in range(done + 1, args.steps + 1):
+        while step == args.steps and (args.state / "hold").exists():
+            time.sleep(0.05)
         time.sleep(args.step_seconds)
         x = torch.rand(8, 2)
         loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
@@ -156,7 +159,7 @@ class Job:
         watching = self.kubectl.start(*words)
         try:
             yield
-            said = watching.communicate(timeout=seconds + 5)[0]
+            said = watching.communicate(timeout=seconds * patience() + 5)[0]
         finally:
             watching.kill()
             watching.wait()
@@ -275,7 +278,10 @@ def manifest(*command: str, grace_s: int = 10, **spec: Any) -> dict[str, Any]:
 
 
 def training(folder: Path, *flags: str, nproc: int = 1, **spec: Any) -> dict[str, Any]:
-    """A job that trains with real torch; its state lies in `folder`, which all its pods share."""
+    """A job that trains with real torch; its state lies in `folder`, which all its pods share.
+
+    While the folder has a file `hold` the last step is not made.
+    """
     (folder / "train.py").write_text(textwrap.dedent(_TRAIN))
     words = ("holdfast-run", f"--nproc-per-node={nproc}", f"{SHARED}/train.py")
     return share(manifest(*words, f"--state={SHARED}", *flags, **spec), folder)

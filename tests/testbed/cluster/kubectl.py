@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from cluster.tools import tools_folder
+from house.patience import patience
 
-_TIMEOUT_SECONDS = 60.0
+_TIMEOUT_SECONDS = 60.0 * patience()
+_LIMIT = re.compile(r"--timeout=([\d.]+)s")
 
 
 class CommandFailedError(RuntimeError):
@@ -45,7 +48,7 @@ class Kubectl:
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start it; the caller waits for its end."""
         return subprocess.Popen(
-            [tools_folder() / "kubectl", "--namespace", self.namespace, *words],
+            [tools_folder() / "kubectl", "--namespace", self.namespace, *map(_patient, words)],
             env=self._environ(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -62,7 +65,7 @@ class Kubectl:
     ) -> subprocess.CompletedProcess[str]:
         text = stdin if stdin is None or isinstance(stdin, str) else json.dumps(stdin)
         return subprocess.run(
-            [tools_folder() / tool, "--namespace", self.namespace, *words],
+            [tools_folder() / tool, "--namespace", self.namespace, *map(_patient, words)],
             env=self._environ(),
             input=text,
             capture_output=True,
@@ -70,6 +73,12 @@ class Kubectl:
             check=False,
             timeout=_TIMEOUT_SECONDS,
         )
+
+
+def _patient(word: str) -> str:
+    """Return a word of a command; a limit of seconds grows with the machine's slowness."""
+    found = _LIMIT.fullmatch(word)
+    return f"--timeout={float(found[1]) * patience():.1f}s" if found else word
 
 
 def watch_events(output: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -14,10 +14,11 @@ from typing import Any, Final, Self
 from cluster.children import Child
 from cluster.control_plane import ControlPlane
 from house import forks
+from house.patience import patience
 
 _TESTBED: Final = Path(__file__).resolve().parents[1]
 _SUPPORT: Final = f"{_TESTBED}{os.pathsep}{_TESTBED.parent / 'support'}"
-_TIMEOUT_SECONDS: Final = 30.0
+_TIMEOUT_SECONDS: Final = 30.0 * patience()
 
 
 class Nodes:

@@ -27,7 +27,7 @@ _SCRIPT: Final = Path(__file__).resolve().parents[3] / "scripts" / "cluster_tool
 _NAME: Final = "prometheus"
 _PORT: Final = 9090
 _WAIT_SECONDS: Final = 60.0 * patience()
-_ASK_SECONDS: Final = 10.0
+_ASK_SECONDS: Final = 10.0 * patience()
 _POLL_SECONDS: Final = 0.2
 _SERIES: Final = re.compile(r"\b(?:holdfast|up)\w*")
 

@@ -23,7 +23,9 @@ from holdfast_agent.zygote.protocol import (
     Spawn,
     WorkerExitedEvent,
 )
+from house.patience import patience
 
+LEASE_SECONDS = 4.0
 STEPPING = """
     import time, holdfast
     job = holdfast.init()
@@ -41,7 +43,7 @@ STEPPING = """
 def test_workers_of_a_frozen_agent_are_dead_after_the_lease(
     tmp_path: Path, *, workers_stopped: bool
 ) -> None:
-    """SIGSTOP of the agent: all its workers and their daemons are dead 4.0 to 4.6 s later."""
+    """SIGSTOP of the agent: all its workers and their daemons are dead once its lease ends."""
     with agent(tmp_path, lease_limit_s=DEFAULT_LEASE_LIMIT_NS / 1e9) as driver:
         ready(driver).start(STAY)
         if workers_stopped:
@@ -50,8 +52,8 @@ def test_workers_of_a_frozen_agent_are_dead_after_the_lease(
         os.kill(driver.process.pid, signal.SIGSTOP)
         frozen = time.monotonic_ns()
         renewed = frozen - (driver.page.lease_age_ns(frozen) or 0)
-        driver.until(lambda: not driver.family(), "the workers' death", 10.0)
-        assert 4.0 <= (time.monotonic_ns() - renewed) / 1e9 < 4.6
+        driver.until(lambda: not driver.family(), "the workers' death")
+        assert 4.0 <= (time.monotonic_ns() - renewed) / 1e9 < 4.0 + 4.0 * patience()
         os.kill(driver.process.pid, signal.SIGCONT)
         assert driver.wait(LeaseExpired).rounds == (1,)
         assert driver.wait(WorkerExitedEvent).exit_code == -signal.SIGKILL
@@ -60,8 +62,8 @@ def test_workers_of_a_frozen_agent_are_dead_after_the_lease(
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[Driver]:
-    """An agent whose lease is 2 s."""
-    with agent(tmp_path, lease_limit_s=2.0) as running:
+    """An agent whose lease is short, and longer than a busy machine stands still."""
+    with agent(tmp_path, lease_limit_s=LEASE_SECONDS) as running:
         yield ready(running)
 
 
@@ -69,7 +71,7 @@ def test_a_woken_agent_starts_again_after_a_new_lease(driver: Driver) -> None:
     """Until it begins a lease its spawns are refused with the reason; then the next round runs."""
     driver.start(STAY)
     os.kill(driver.process.pid, signal.SIGSTOP)
-    driver.until(lambda: not driver.family(), "the workers' death", 5.0)
+    driver.until(lambda: not driver.family(), "the workers' death")
     os.kill(driver.process.pid, signal.SIGCONT)
     driver.wait(LeaseExpired)
     driver.wait(RoundDead)
@@ -86,7 +88,7 @@ def test_a_silent_agent_is_as_good_as_frozen(driver: Driver) -> None:
     """An agent whose loop is stuck, so that it renews nothing, loses its workers as well."""
     driver.start(STAY)
     driver.send("stop-renewing")
-    assert driver.wait(LeaseExpired).age_s >= 2.0
+    assert driver.wait(LeaseExpired).age_s >= LEASE_SECONDS
     driver.wait(RoundDead)
     assert driver.family() == []
 
@@ -97,14 +99,14 @@ def test_a_node_frozen_whole_wakes_up_without_its_workers(driver: Driver) -> Non
     Nobody could kill anybody during the freeze. Whoever wakes first, the lease stays stale: the
     worker's next step or the zygote's next look ends it.
     """
-    for freeze in range(1, 4):
+    for freeze in (1, 2):
         driver.start(STEPPING)
         driver.until(lambda: driver.page.read(0).step > 0, "steps")
         everybody = driver.alive()
         for pid in everybody:
             os.kill(pid, signal.SIGSTOP)
         before = driver.page.read(0).step
-        time.sleep(2.2)  # the freeze itself
+        time.sleep(LEASE_SECONDS + 0.2)  # the freeze itself
         for pid in everybody:  # the agent first: it must not renew
             with suppress(ProcessLookupError):  # the zygote woke, and was quicker
                 os.kill(pid, signal.SIGCONT)
@@ -122,7 +124,7 @@ def test_a_worker_kills_itself_when_its_zygote_cannot(driver: Driver) -> None:
     os.kill(zygote, signal.SIGSTOP)
     driver.send("stop-renewing")
     worker = driver.page.read(0).pid
-    driver.until(lambda: _state(worker) == "Z", "the worker's end", 5.0)
+    driver.until(lambda: _state(worker) == "Z", "the worker's end")
     os.kill(zygote, signal.SIGCONT)
     assert driver.wait(WorkerExitedEvent).exit_code == -signal.SIGKILL
 

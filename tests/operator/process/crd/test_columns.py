@@ -27,7 +27,7 @@ def test_the_columns_follow_the_job(
 ) -> None:
     """Pending, then the world and its step, then how it ended; and the ranks' words in the log."""
     spec: dict[str, Any] = {"maxReplicas": 4, "cleanup__pods": "None"}
-    body = looping(tmp_path, "--steps=120", "--step-seconds=0.05", nproc=2, **spec)
+    body = looping(tmp_path, "--steps=400", "--step-seconds=0.05", nproc=2, **spec)
     source = tmp_path / "loop.py"
     source.write_text(f"import os\nprint('hello from', os.environ['RANK'])\n{source.read_text()}")
     make_job("gpt").create(body)
@@ -46,7 +46,7 @@ def test_the_columns_follow_the_job(
     assert steps == sorted(steps)
     last = seen[-1]
     assert [last[name] for name in ("REPLICAS", "MIN", "MAX", "ROUND", "STEP", "RESTARTS")] == [
-        *("1", "1", "4", "1", "120", "0")
+        *("1", "1", "4", "1", "400", "0")
     ]
     printed = kubectl.run("logs", "gpt-worker-0-0")
     assert all(f"hello from {rank}" in printed for rank in range(2))

@@ -11,6 +11,7 @@ import pytest
 from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
 from holdfast_operator.spec.schema import parse_crd, walk
+from house.patience import patience
 from jobs.job_files import CRD, job
 
 pytestmark = pytest.mark.kube
@@ -37,7 +38,7 @@ def running(plane: ControlPlane, kubectl: Kubectl) -> str:
 
 
 def _until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * patience()
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.1)

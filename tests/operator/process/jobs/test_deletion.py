@@ -35,7 +35,7 @@ def test_a_job_deleted_in_the_foreground_goes_after_its_pods(
     jobs = {}
     for name in ("plain", "saves"):
         (tmp_path / name).mkdir()
-        wish = {"path": SHARED, "onDelete": True, "onDeleteTimeoutSeconds": 30}
+        wish = {"path": SHARED, "onDelete": True, "onDeleteTimeoutSeconds": 300}
         more: dict[str, Any] = {"checkpoint": wish} if name == "saves" else {}
         jobs[name] = make_job(name)
         jobs[name].create(training(tmp_path / name, **more))

@@ -83,7 +83,7 @@ def test_a_job_tells_its_life(
     plane: ControlPlane, release: Release, kubectl: Kubectl, make_job: Make
 ) -> None:
     """Events tell of the master's start and of a refused template. A new operator adds none."""
-    make_job("short").create(manifest("sleep", "60", grace_s=1))
+    make_job("short").create(manifest("sleep", "600", grace_s=1))
     wrong = manifest("sleep", "60")
     container(wrong)["image"] = ""
     make_job("wrong").create(wrong)

@@ -24,7 +24,7 @@ def test_a_job_that_began_suspended_trains_once_it_is_resumed(
 ) -> None:
     """It has nothing before; its deadline begins then; once it is over nothing holds up its TTL."""
     job = make_job("held")
-    limits = {"activeDeadlineSeconds": 60, "cleanup__ttlSecondsAfterFinished": 6}
+    limits = {"activeDeadlineSeconds": 600, "cleanup__ttlSecondsAfterFinished": 600}
     job.create(looping(tmp_path, *_SHORT, suspend=True, **limits))
     job.until("its word", lambda: job.holds("Suspended"))
     assert job.status["phase"] == "Suspended"
@@ -33,6 +33,7 @@ def test_a_job_that_began_suspended_trains_once_it_is_resumed(
     assert job.until_over()["phase"] == "Succeeded"
     said = kubectl.try_run("patch", "ej", "held", "--type=merge", "-p", '{"spec":{"suspend":true}}')
     assert "a finished job cannot be scaled, suspended or resumed" in said.stderr
+    job.patch(cleanup={"ttlSecondsAfterFinished": 1})
     job.until_gone()
 
 

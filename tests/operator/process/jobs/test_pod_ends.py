@@ -120,7 +120,7 @@ _LEAVES = """
 
 def test_a_deadline_holds_though_no_master_can_start(make_job: Make) -> None:
     """The worker would keep its devices for ever."""
-    body = manifest("sleep", "600", grace_s=1, activeDeadlineSeconds=8)
+    body = manifest("sleep", "600", grace_s=1)
     own = {"name": "master", "image": "i", "command": ["holdfast-master", "--in-pod"]}
     spec = {"nodeSelector": {"no": "such-node"}, "containers": [own]}
     body["spec"]["master"] = {"template": {"spec": spec}}
@@ -128,6 +128,7 @@ def test_a_deadline_holds_though_no_master_can_start(make_job: Make) -> None:
     job.create(body)
     job.until("its worker", lambda: job.live() == ["nomaster-worker-0-0"])
     job.until("its word", lambda: job.condition("MasterReady").get("reason") == "Unschedulable")
+    job.patch(activeDeadlineSeconds=1)
     assert job.ended() == ("Failed", "DeadlineExceeded")
     assert "Unschedulable: nomaster-master-0-0" in job.condition("Failed")["message"]
     assert job.live() == []

@@ -159,7 +159,7 @@ def _killed(job: Job, prometheus: Prometheus, person: OnCall) -> None:
     job.until("a charge", lambda: job.used() == {"failures": 1})
     prometheus.until_fires("HoldfastBudgetNearlySpent", job="seen", budget="failures")
     prometheus.until('holdfast_job_recovery_seconds_bucket{phase="restored"} > 0')
-    prometheus.until('increase(holdfast_job_restores_total{tier="memory"}[1m]) > 0')
+    prometheus.until('increase(holdfast_job_restores_total{tier="memory"}[10m]) > 0')
     person.follow("HoldfastBudgetNearlySpent", JOB="seen")
     prometheus.until_ends("HoldfastBudgetNearlySpent", job="seen")
     for title, query in panels():

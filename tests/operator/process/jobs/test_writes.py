@@ -27,9 +27,13 @@ def test_a_jobs_life_costs_few_requests(
     """
     job = make_job("life")
     body = training(tmp_path, "--steps=200", replicas=_WORKERS, cleanup__pods="All")
+    (tmp_path / "hold").touch()
     job.create(body)
     job.until_training(_WORKERS)
+    epoch = job.world["epoch"]
     kubectl.run("delete", "pod", "-l", "holdfast.dev/job=life,holdfast.dev/role=master")
+    job.until("the next master", lambda: bool(job.world["epoch"] > epoch))
+    (tmp_path / "hold").unlink()
     job.until_over()
     job.until("no pods", lambda: not job.pods() + job.pods("master"))
     job.delete()

@@ -85,7 +85,7 @@ def test_pods_that_others_take_away_never_spend_the_failure_budget(
     _, node = _node_of(job, release)
     # Workers have volumes in memory, whose end kubectl wants to be told of.
     drain = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force")
-    refused = kubectl.try_run(*drain, "--timeout=2s")
+    refused = kubectl.try_run(*drain, "--timeout=10s")
     assert "disruption budget" in refused.stdout + refused.stderr
     assert len(job.live()) == 2
     job.patch(minReplicas=1)

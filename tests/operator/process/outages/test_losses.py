@@ -16,6 +16,7 @@ from cluster.nodes import Nodes
 from cluster.release import Release
 from cluster.rights import needs_pods
 from cluster.watched import watched
+from house.patience import patience
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 _GPUS = {"limits": {"nvidia.com/gpu": 8}}
@@ -23,9 +24,9 @@ _GPUS = {"limits": {"nvidia.com/gpu": 8}}
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane that is as slow to give a node up as it is by default."""
+    """A control plane that is slower to give a node up than it is by default."""
     folder = tmp_path_factory.mktemp("losses")
-    with watched(ControlPlane(folder, node_grace_s=40, toleration_s=300)) as started:
+    with watched(ControlPlane(folder, node_grace_s=200, toleration_s=300)) as started:
         yield started
 
 
@@ -64,8 +65,8 @@ def test_the_node_of_the_master_and_of_a_worker_is_lost(
     stood = until_stands(file)
     job.until("the smaller world", lambda: file.stat().st_mtime_ns > stood)
     took = time.monotonic() - lost
-    # Kubernetes alone: 340 s. The bar is measured on a quiet machine; before 0023 it took 25.
-    assert took < 12, f"{took:.1f} s\n{job.seen()}"
+    # Kubernetes alone: 500 s here. Some 5 s on a quiet machine (0023); before, 25.
+    assert took < 12 * patience(), f"{took:.1f} s\n{job.seen()}"
     ready = kubectl.run("get", "node", node, "-o", "jsonpath={.status.conditions[*].reason}")
     job.until_training(2)
     assert job.world["epoch"] > first["world"]["epoch"]

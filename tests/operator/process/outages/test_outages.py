@@ -175,6 +175,11 @@ def test_a_leader_that_wakes_from_a_freeze_ends_without_a_write(
     job = make_job("frozen")
     job.create(_sleeping(2))
     _until_exactly(job, 2)
+    path = "/spec/template/spec/containers/0/livenessProbe/failureThreshold"
+    patch = [{"op": "add", "path": path, "value": 1000}]  # frozen for longer than probes allow
+    words = ("deploy", "holdfast-operator", "--type=json")
+    release.kubectl.run("patch", *words, "-p", json.dumps(patch))
+    release.until_rolled_out()
     holder = ("get", "lease", "holdfast-operator", "-o", "jsonpath={.spec.holderIdentity}")
     leader = release.kubectl.run(*holder)
     pod = {"namespace": release.kubectl.namespace, "pod": leader}

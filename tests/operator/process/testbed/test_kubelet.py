@@ -18,12 +18,13 @@ from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.rights import needs_pods
+from house.patience import patience
 
 pytestmark = [pytest.mark.kube, needs_pods]
 
 
 def _until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * patience()
     while not (found := condition()):
         assert time.monotonic() < deadline, f"it did not happen within {seconds} s"
         time.sleep(0.1)
@@ -122,7 +123,7 @@ def test_a_container_is_started_again_as_its_policy_says(kubectl: Kubectl, nodes
 
 def test_probes_hold_a_container_back_and_end_it(kubectl: Kubectl, nodes: Nodes) -> None:
     """It is not ready before it has started, nor without being ready; it is killed if it is ill."""
-    look: dict[str, Any] = {"periodSeconds": 1, "failureThreshold": 1}
+    look: dict[str, Any] = {"periodSeconds": 1, "failureThreshold": 1, "timeoutSeconds": 30}
     probes = {
         f"{kind}Probe": look | {"exec": {"command": ["test", "-f", f"/e/{kind}"]}}
         for kind in ("startup", "readiness", "liveness")

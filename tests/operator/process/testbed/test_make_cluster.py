@@ -19,12 +19,13 @@ import pytest
 from cluster.jobs import manifest
 from cluster.kubectl import Kubectl
 from cluster.rights import needs_pods
+from house.patience import patience
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300)]
 _TESTS = Path(__file__).resolve().parents[3]
 _SUPPORT = f"{_TESTS / 'support'}{os.pathsep}{_TESTS / 'testbed'}"
-_START_SECONDS = 120.0
-_END_SECONDS = 30.0
+_START_SECONDS = 120.0 * patience()
+_END_SECONDS = 30.0 * patience()
 
 
 def _command(nodes: int) -> list[str]:
