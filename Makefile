@@ -127,6 +127,7 @@ cluster: cluster-tools $(if $(REAL),node-tools) ## Run a real Kubernetes cluster
 node-tools: $(STAMP) # Build what real nodes are made of, and the product's image (first time: 10 minutes; a changed product: 1)
 	@scripts/cluster_tools.sh --nodes >/dev/null
 	@scripts/node_image.sh >/dev/null
+	@scripts/cluster_tools.sh --policies >/dev/null
 
 # Each part runs whatever the parts before it found: one run names all that fails. The types take a
 # minute of one core: they are checked beside the fast part, and said at the end. The cluster's tools

@@ -2,11 +2,11 @@
 # Builds what a test cluster is made of (etcd, kube-apiserver, kube-controller-manager,
 # kube-scheduler, kubectl, helm; with --nodes what real nodes need, too: kubelet, kube-proxy, coredns)
 # from the Go modules pinned in tests/testbed/modules/*/go.mod, once, into a cache outside the checkout,
-# and prints the folder they are in. Warm it only prints. --metrics and --queue do so with prometheus and
-# promtool, or kueue, alone, which have folders of their own: a test cluster runs without them.
-# Where there is no Go, scripts/find_go.sh supplies one.
-# Usage: scripts/cluster_tools.sh [--nodes|--metrics|--queue] [--no-build]; GO_JOBS bounds the compiles
-# that run side by side.
+# and prints the folder they are in. Warm it only prints. --metrics, --queue and --policies do so with
+# prometheus and promtool, kueue, or kube-router alone, which have folders of their own: a test cluster
+# runs without them. Where there is no Go, scripts/find_go.sh supplies one.
+# Usage: scripts/cluster_tools.sh [--nodes|--metrics|--queue|--policies] [--no-build]; GO_JOBS bounds the
+# compiles that run side by side.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,6 +17,7 @@ case ${1:-} in
   --nodes) tools="$tools kubelet kube-proxy coredns" ;;
   --metrics) tools="prometheus promtool" modules=prometheus set=prometheus ;;
   --queue) tools=kueue modules=kueue set=kueue ;;
+  --policies) tools=kube-router modules=kube-router set=kube-router ;;
   *) set -- "" "$@" ;;
 esac
 shift
@@ -107,6 +108,10 @@ if ! whole; then
       install -D -m 644 -t "$cache/crds" "$of"/config/components/crd/bases/*.yaml
       install -m 644 "$of/config/components/webhook/manifests.yaml" "$cache/webhooks.yaml"
       build kueue sigs.k8s.io/kueue/cmd/kueue
+      ;;
+    kube-router)
+      scripts/debian_packages.sh iptables:iptables ipset:ipset
+      build kube-router github.com/cloudnativelabs/kube-router/v2/cmd/kube-router
       ;;
     cluster) build_cluster ;;
   esac

@@ -1,7 +1,8 @@
 """NetworkPolicies of jobs and of the operator: which pod they let speak to which.
 
 No packet is refused here: the test cluster's network enforces nothing. Its API server takes the
-policies, and their rules are applied to the real pods, as a network that enforces them would.
+policies, and their rules are applied to the real pods, as a network that enforces them would. On
+real nodes packets are refused (`nodes/test_enforced_policies`).
 """
 
 from __future__ import annotations

@@ -54,11 +54,11 @@ class RealNode:
             )
         self._plane.until(f"the namespaces of {self.name}", self._is_up)
         self._link()
-        self._daemon("containerd", "containerd", "--config=/etc/holdfast/containerd.toml")
+        self.start_daemon("containerd", "containerd", "--config=/etc/holdfast/containerd.toml")
         self._plane.until(f"containerd on {self.name}", (self._containerd_socket()).exists)
         kubeconfig = self._plane.write_kubeconfig(self.name)
         self.start_kubelet(kubeconfig)
-        self._daemon(
+        self.start_daemon(
             "kube-proxy",
             f"{tools_folder() / 'kube-proxy'}",
             "--config=/etc/holdfast/proxy.yaml",
@@ -67,7 +67,7 @@ class RealNode:
 
     def start_kubelet(self, kubeconfig: Path) -> None:
         """Start its kubelet."""
-        self._daemon(
+        self.start_daemon(
             "kubelet",
             f"{tools_folder() / 'kubelet'}",
             "--config=/etc/holdfast/kubelet.yaml",
@@ -76,6 +76,11 @@ class RealNode:
             f"--node-ip={node_address(self._number)}",
             "--root-dir=/var/lib/kubelet",
         )
+
+    def start_daemon(self, name: str, *words: str) -> None:
+        """Start a program that ends with the node; its log is NAME.log in the node's folder."""
+        log = shlex.quote(str(self.folder / f"{name}.log"))
+        self._tell(f"{shlex.join(words)} </dev/null >>{log} 2>&1 &")
 
     def ready(self) -> None:
         """Wait until it is Ready, as the API server has it."""
@@ -194,10 +199,6 @@ class RealNode:
             "echo 1 >/proc/sys/net/ipv4/ip_forward",
             "echo 1 >/proc/sys/net/bridge/bridge-nf-call-iptables",
         )
-
-    def _daemon(self, name: str, *words: str) -> None:
-        log = shlex.quote(str(self.folder / f"{name}.log"))
-        self._tell(f"{shlex.join(words)} </dev/null >>{log} 2>&1 &")
 
     def _tell(self, *lines: str) -> None:
         assert self._process is not None
