@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 import yaml
 from aiohttp import web
@@ -14,6 +16,8 @@ from holdfast_operator.kube.client import JSON, MERGE, KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, UnreachableError
 
 Leads = Callable[[str], None]
+STORM = 300
+"""Events of a storm."""
 
 
 class Trouble:
@@ -36,6 +40,17 @@ class Trouble:
             return web.json_response({"reason": "ServiceUnavailable"}, status=503)
         return web.json_response({"metadata": {}})
 
+    async def storm(self, request: web.Request) -> web.StreamResponse:
+        """Answer a watch: events that follow each other closely, cut into pieces, and the end."""
+        response = web.StreamResponse()
+        await response.prepare(request)
+        objects = ({"type": "ADDED", "object": {"number": number}} for number in range(STORM))
+        text = "".join(f"{json.dumps(one)}\n" for one in objects).encode()
+        for begin in range(0, len(text), 37):
+            await response.write(text[begin : begin + 37])
+            await asyncio.sleep(0.001)
+        return response
+
     async def watch(self, request: web.Request) -> web.StreamResponse:
         """Answer a watch: one event, then silence, with the connection open."""
         response = web.StreamResponse()
@@ -51,6 +66,7 @@ async def trouble() -> AsyncIterator[tuple[Trouble, str]]:
     made = Trouble()
     app = web.Application()
     app.router.add_route("GET", "/watched", made.watch)
+    app.router.add_route("GET", "/storm", made.storm)
     app.router.add_route("*", "/{path:.*}", made.answer)
     runner = web.AppRunner(app)
     await runner.setup()
@@ -121,6 +137,25 @@ async def test_a_watch_that_falls_silent_is_given_up(client: KubeClient) -> None
     async with asyncio.timeout(10.0):
         with pytest.raises(UnreachableError, match="watch /watched: TimeoutError"):
             await anext(events)
+
+
+async def test_events_of_a_storm_are_read_together_and_none_is_lost(
+    client: KubeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come in pieces that end anywhere; the process is woken for many of them at once."""
+    reads = 0
+    readany = aiohttp.StreamReader.readany
+
+    async def counted(reader: aiohttp.StreamReader) -> bytes:
+        nonlocal reads
+        reads += 1
+        return await readany(reader)
+
+    monkeypatch.setattr(aiohttp.StreamReader, "readany", counted)
+    monkeypatch.setattr("holdfast_operator.kube.client._TOGETHER_SECONDS", 0.3)
+    numbers = [event["object"]["number"] async for event in client.watch("/storm", 60.0)]
+    assert numbers == list(range(STORM))
+    assert reads < STORM / 4
 
 
 async def test_a_request_shows_the_token_and_what_is_accepted(
