@@ -21,6 +21,7 @@ from holdfast.flash.trainer.leaves import StateError, Stateful
 from holdfast.flash.trainer.values import decode_value, encode_value
 from holdfast.local_sgd.driver.changing import numbers_of, take_numbers
 from holdfast.local_sgd.errors import LocalSGDError
+from holdfast.local_sgd.members.carried import Carried
 from holdfast.local_sgd.sync.fresh_group import CONNECT, watched_store
 from holdfast.local_sgd.sync.group import SyncError
 from holdfast.local_sgd.sync.inner_state import TorchInnerState
@@ -61,41 +62,35 @@ class JoinerState:
             lambda number: self._parts[number], lambda: len(self._parts), optimizers, exact=True
         )
         self._inner.add_buffers(*models)
-        self._carried: dict[str, Stateful] = {}
-        self._given: dict[str, Any] = {}
+        self._carried = Carried()
+        self._groups: Sequence[Any] = ()
+        """Learning rates and the like that were given, by optimizer, until they are loaded."""
 
     def carry(self, name: str, one: Stateful) -> None:
         """Give joiners the state of this too; raises ReplicasError if it is no plain data."""
-        self._carried[name] = one
         _begin_scaling(one, local(self._parts[0][0]).device)
-        self.position()
-        self._load_carried()
+        try:
+            self._carried.add(name, one)
+        except StateError as error:
+            raise ReplicasError(str(error)) from error
+        self._carried.load()
 
     def position(self) -> bytes:
         """Return learning rates and what the script carries, as they are now."""
-        carried = {}
-        for name, one in self._carried.items():
-            what = f"carry({name!r}): the state_dict() of this {type(one).__name__}"
-            try:
-                carried[name] = encode_value(what, one.state_dict())
-            except StateError as error:
-                raise ReplicasError(str(error)) from error
+        try:
+            carried = self._carried.states()
+        except StateError as error:
+            raise ReplicasError(str(error)) from error
         numbers = [numbers_of(each.param_groups) for each in self._optimizers]
         return encode_value("position", {"groups": numbers, "carried": carried})
 
     def load_position(self) -> None:
         """Load what was given, as far as the script has named its holders by now."""
-        self._load_carried()
-        for optimizer, numbers in zip(
-            self._optimizers, self._given.pop("groups", ()), strict=False
-        ):
+        self._carried.load()
+        groups, self._groups = self._groups, ()
+        for optimizer, numbers in zip(self._optimizers, groups, strict=False):
             for group, one in zip(optimizer.param_groups, numbers, strict=True):
                 take_numbers(group, one)
-
-    def _load_carried(self) -> None:
-        given: dict[str, bytes] = self._given.get("carried", {})
-        for name in given.keys() & self._carried.keys():
-            self._carried[name].load_state_dict(decode_value(name, given.pop(name)))
 
     def check(self) -> None:
         """Refuse an optimizer whose state no joiner can be given; raises ReplicasError."""
@@ -124,7 +119,9 @@ class JoinerState:
                 for one in weights:
                     local(self._parts[number][int(one.owner)]).copy_(one.value)
             self._inner.take(number, entries[len(weights) :])
-        self._given = decode_value("position", bytes(_got(broadcast).tolist()))
+        given = decode_value("position", bytes(_got(broadcast).tolist()))
+        self._groups = given["groups"]
+        self._carried.take(given["carried"])
 
     def _parcels(self) -> Iterable[torch.Tensor]:
         for number, part in enumerate(self._parts):

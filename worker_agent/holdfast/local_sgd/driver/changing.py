@@ -15,6 +15,7 @@ from holdfast.flash.trainer.leaves import StateError, Stateful
 from holdfast.flash.trainer.values import decode_value, encode_value
 from holdfast.local_sgd.driver.replicas import FixedMembers
 from holdfast.local_sgd.errors import LocalSGDError, WarmUpError
+from holdfast.local_sgd.members.carried import Carried
 from holdfast.local_sgd.members.members import Members, MembersError, Membership
 from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.local_sgd.sync.regroup import Regroup, Regrouped
@@ -41,8 +42,7 @@ class ChangingMembers(FixedMembers):
         super().__init__(Group.of_one(), members.shard_group)
         self._members, self.changes = members, members.changes
         self.voters = self.own if members.changes else None
-        self._carried: dict[str, Stateful] = {}
-        self._given: dict[str, bytes] = {}
+        self._carried = Carried()
         self._numbers: list[dict[str, Any]] = []
         self._is_new = True
 
@@ -63,9 +63,11 @@ class ChangingMembers(FixedMembers):
         Raises:
             LocalSGDError: the state is no plain data.
         """
-        self._carried[name] = one
-        self._position(())  # what cannot be sent is told now, not at the first joiner
-        if name not in self._given:
+        try:
+            was_given = self._carried.add(name, one)
+        except StateError as error:
+            raise LocalSGDError(str(error)) from error
+        if not was_given:
             return False
         self._load_carried()
         driver = self._driver
@@ -117,7 +119,8 @@ class ChangingMembers(FixedMembers):
     def take_position(self, found: Regrouped) -> None:
         """Take learning rates and what the script carries from a replica that is ahead."""
         given = decode_value("position", found.position)
-        self._numbers, self._given = given["groups"], given["carried"]
+        self._numbers = given["groups"]
+        self._carried.take(given["carried"])
         self._load_carried()
 
     def _recover(self, failed: str) -> None:
@@ -171,22 +174,18 @@ class ChangingMembers(FixedMembers):
 
     def _position(self, groups: Iterable[Mapping[str, Any]]) -> bytes:
         """Return the bytes that a joiner needs besides the units."""
-        carried: dict[str, bytes] = {}
-        for name, one in self._carried.items():
-            what = f"carry({name!r}): the state_dict() of this {type(one).__name__}"
-            try:
-                carried[name] = encode_value(what, one.state_dict())
-            except StateError as error:
-                raise LocalSGDError(str(error)) from error
+        try:
+            carried = self._carried.states()
+        except StateError as error:
+            raise LocalSGDError(str(error)) from error
         return encode_value("position", {"groups": numbers_of(groups), "carried": carried})
 
     def _load_carried(self) -> None:
-        """Load what was given, as far as the script has named its holders by now.
+        """Load what was given.
 
         A scheduler that is made meanwhile changes the groups' numbers: what was given stands.
         """
-        for name in self._given.keys() & self._carried.keys():
-            self._carried[name].load_state_dict(decode_value(name, self._given.pop(name)))
+        self._carried.load()
         for group, numbers in zip(self._driver.adapter.inner_groups(), self._numbers, strict=True):
             take_numbers(group, numbers)
 
