@@ -181,6 +181,7 @@ def test_a_leader_that_wakes_from_a_freeze_ends_without_a_write(
     release.kubectl.run("patch", *words, "-p", json.dumps(patch))
     release.until_rolled_out()
     holder = ("get", "lease", "holdfast-operator", "-o", "jsonpath={.spec.holderIdentity}")
+    job.until("a new leader", lambda: release.kubectl.run(*holder) in _operators(release))
     leader = release.kubectl.run(*holder)
     pod = {"namespace": release.kubectl.namespace, "pod": leader}
     nodes.tell("kill", **pod, signal=signal.SIGSTOP)
@@ -196,6 +197,12 @@ def test_a_leader_that_wakes_from_a_freeze_ends_without_a_write(
     assert [one["requestURI"] for one in lines if _is_write_of(one, leader)] == []
     job.delete()
     release.upgrade("replicas=1")
+
+
+def _operators(release: Release) -> list[str]:
+    """Names of the operator's pods that stay."""
+    pods = release.kubectl.json("get", "pods")["items"]
+    return [one["metadata"]["name"] for one in pods if "deletionTimestamp" not in one["metadata"]]
 
 
 def _last_exit(release: Release, pod: str) -> int | None:
