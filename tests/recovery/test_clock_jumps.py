@@ -28,7 +28,7 @@ def test_a_wall_clock_that_jumps_costs_no_step_and_delays_nothing(
     processes.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(JUMPS), prepend=os.pathsep)
     monkeypatch.setenv("CLOCK_JUMPS", f"{processes}:{seed}")
-    job = start_job(slow(300), "--save-every=5")
+    job = start_job(slow(400), "--save-every=5")
     state = job.wait_step(10)
     for victim in KILLS:
         announced, epoch = state.stored_step, state.epoch

@@ -28,7 +28,7 @@ def test_a_killed_agent_shrinks_the_world_and_its_successor_joins(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
 ) -> None:
     """Kill -9 of any agent: a world of one goes on, a new agent joins, the losses stay the same."""
-    job = start_job(slow(200), cold=True)
+    job = start_job(slow(500), cold=True)
     before, log = job.wait_step(20), tmp_path / "loss.jsonl"
     for node in (1, 0):
         agent, seen = job.agent_pid(node), job.newest_event()

@@ -15,7 +15,7 @@ def test_scaling_and_restarting_by_command_loses_no_step(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
 ) -> None:
     """2 -> 9, which a bound forbids, -> 1 -> 2, then a restart: each step is done exactly once."""
-    job = start_job(slow(200), maxReplicas=2)
+    job = start_job(slow(300), maxReplicas=2)
     before = job.wait_step(15)
     refused = job.cli("scale", job.name, "9")
     assert refused.returncode == 5
