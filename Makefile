@@ -137,7 +137,7 @@ node-tools: $(STAMP) # Build what real nodes are made of, and the product's imag
 # ones take longer than the cluster's. Nothing runs beside the parts that watch deadlines. The last
 # part repeats the others' outcomes, and says where the time went and what was left out.
 .PHONY: test
-test: $(STAMP) ## Check, then run the tests (about 38 minutes on 2 cores; says where they went)
+test: $(STAMP) ## Check, then run the tests (38 minutes on two quick cores, 80 on slow ones; says where they went)
 	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'for one in $$(jobs -p); do pkill -P $$one; kill $$one; done 2>/dev/null || true' EXIT; \
 	(trap - INT; for one in cluster_tools.sh "cluster_tools.sh --queue" "cluster_tools.sh --metrics" node_image.sh "cluster_tools.sh --nodes"; do nice setsid -w scripts/$$one || true; done) >/dev/null & nodes=$$!; \
 	(trap - INT; exec nice $(READ_FIRST)) & reading=$$!; \
