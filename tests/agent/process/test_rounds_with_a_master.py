@@ -36,6 +36,7 @@ from holdfast_wire.messages import (
     Welcome,
     WorkerExited,
 )
+from house.patience import patience
 from masters.scripted_master import AgentStream, Identities, ScriptedMaster, assignment
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
@@ -246,7 +247,7 @@ while True:
     stream.send(StopRound(command_id=3, grace_seconds=6.0, reason="test"), 1)
     stopped = await stream.wait(RoundStopped)
     assert stopped == RoundStopped(exit_codes=(0, -signal.SIGKILL))
-    assert time.monotonic() - began >= 5.9
+    assert 5.9 <= time.monotonic() - began <= 6.0 + 5.0 * patience()
     await stream.wait(CommandDone, lambda m: m.command_id == 3)
     assert sorted(agent.output().split("\n")[2:4]) == ["terminated 0", "terminated 1"]
     assert stream.all(WorkerExited) == [], "who was asked to end has not failed"
@@ -262,8 +263,10 @@ async def test_a_blip_changes_nothing_and_everything_is_told_again(node: Node) -
     pids = {rank.pid for rank in beat.ranks}
     os.kill(min(pids), signal.SIGKILL)
     await stream.wait(WorkerExited)
+    began = time.monotonic()
     stream.close()
     again = await node.master.stream(1)
+    assert time.monotonic() - began < 10.0 * patience()
     hello = again.hello
     assert hello.agent_id == stream.hello.agent_id
     assert (hello.round, hello.store, hello.digest) == (1, waiting, StateDigest(sequence=4))
@@ -334,7 +337,7 @@ async def test_standing_still_costs_the_workers_their_lives(node: Node) -> None:
     began = time.monotonic()
     agent.send(signal.SIGSTOP)
     assert await asyncio.to_thread(wait_gone, workers, 20.0) == []
-    assert time.monotonic() - began >= 2.0, "the lease was not over"
+    assert 2.0 <= time.monotonic() - began <= 4.0 + 5.0 * patience()
     agent.send(signal.SIGCONT)
     stopped = await eventually(lambda: _told(node.master, RoundStopped))
     assert stopped[0].lease_expired

@@ -120,7 +120,7 @@ async def test_without_an_answer_the_grace_ends_it(node: Node) -> None:
     began = time.monotonic()
     agent.send(signal.SIGTERM)
     assert await asyncio.to_thread(agent.wait) == 143
-    assert time.monotonic() - began >= 1.4
+    assert 1.4 <= time.monotonic() - began <= 3.0 + 5.0 * patience()
     assert "got SIGTERM" in agent.output()
     assert stream.all(Goodbye)[0].terminated
     assert wait_gone(family, 1.0) == []

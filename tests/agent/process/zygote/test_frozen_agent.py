@@ -99,7 +99,7 @@ def test_a_node_frozen_whole_wakes_up_without_its_workers(driver: Driver) -> Non
     Nobody could kill anybody during the freeze. Whoever wakes first, the lease stays stale: the
     worker's next step or the zygote's next look ends it.
     """
-    for freeze in (1, 2):
+    for freeze in range(1, 4):
         driver.start(STEPPING)
         driver.until(lambda: driver.page.read(0).step > 0, "steps")
         everybody = driver.alive()

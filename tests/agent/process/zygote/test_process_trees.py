@@ -205,7 +205,7 @@ def test_a_deaf_worker_is_killed_after_its_grace(driver: Driver) -> None:
     begun = time.monotonic()
     driver.kill(signal.SIGTERM, grace_s=0.6)
     assert driver.wait(WorkerExitedEvent).exit_code == -signal.SIGKILL
-    assert time.monotonic() - begun >= 0.6
+    assert 0.6 <= time.monotonic() - begun < 0.6 + 5.0 * patience()
     driver.wait(RoundDead)
 
 

@@ -1,4 +1,4 @@
-"""What a script has joiners given besides the model: schedulers, scalers, counters, by name.
+"""State of a script for joiners, besides the model: schedulers, scalers, counters, by name.
 
 Belongs here: their states as bytes, and the way of those back into the holders. Does not belong
 here: when a joiner is given them, and how.

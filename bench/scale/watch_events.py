@@ -1,4 +1,4 @@
-"""`python -m bench.scale.storm`: CPU of a pod's event in a storm, read at once and read together.
+"""`python -m bench.scale.watch_events`: CPU of a pod's event in a storm, read at once and together.
 
 A server sends events of pods that change in nothing that counts, one after another. The measured
 process reads them as the operator's watch does, with and without its pause after a read, in turns.
@@ -49,7 +49,7 @@ async def _compare(options: argparse.Namespace) -> None:
 
 def _measured(port: int, events: int, way: str) -> float:
     words = ("--watch", str(port), "--way", way, "--events", str(events))
-    command = [sys.executable, "-m", "bench.scale.storm", *words]
+    command = [sys.executable, "-m", "bench.scale.watch_events", *words]
     return float(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
