@@ -216,8 +216,13 @@ class ControlPlane:
         fresh.replace(self.folder / "stop")
 
     def finish(self) -> None:
-        """Have the members end, after a few rounds more or when they have made all."""
+        """Have the members end, after a few rounds more or when they have made all.
+
+        One that has come makes a round first: the others may see its roster later than they make
+        those few, and it would wait for them in vain.
+        """
         if not self.scenario["rounds"]:
+            self.wait(lambda: all(map(self.rounds_of, self.members)), "a round of each")
             newest = max(self.rounds_of(one) for one in self.members)
             self.stop(newest + self.scenario["every"])
         deadline = time.monotonic() + self.scenario["limit"] * patience()
