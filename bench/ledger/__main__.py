@@ -26,6 +26,7 @@ from holdfast_master.inputs import (
 from holdfast_master.instructions import Record, Send
 from holdfast_master.journal import framing
 from holdfast_master.policies.data.ledger import progress_seconds
+from holdfast_master.policies.data.ledger_message import message_of
 from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_wire import codec
 from holdfast_wire import messages as wire
@@ -198,7 +199,7 @@ class SimulatedJob:
         return rank, self._report(rank, step, done, request=request, wanted=wanted)
 
     def _report(
-        self, rank: int, step: int, done: Sequence[int] = (), **more: int
+        self, rank: int, step: int, done: Sequence[int] = (), *, request: int = 0, wanted: int = 0
     ) -> wire.ReaderReport:
         left = [one for one in self.held.get(rank, ()) if one not in done][:1]
         return wire.ReaderReport(
@@ -207,7 +208,8 @@ class SimulatedJob:
             step=step,
             positions=tuple(wire.ShardPosition(ordinal=one, position=step) for one in left),
             done=tuple(done),
-            **more,
+            request=request,
+            wanted=wanted,
         )
 
 
@@ -242,7 +244,7 @@ def measure(mode: str, readers: int, minutes: int, note: record.Note) -> None:
     for number in range(1, minutes + 1):
         noted("minute", lambda: job.minute(number))  # noqa: B023 - called at once
     ledger = job.core.job.state.ledgers["train"]
-    base = len(codec.encode(wire.JobFolded(ledgers=(ledger.message(),))))
+    base = len(codec.encode(wire.JobFolded(ledgers=(message_of(ledger),))))
     note(LedgerCost(mode, readers, "base", 0.0, base, os.getloadavg()[0]))
 
 

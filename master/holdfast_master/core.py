@@ -264,6 +264,7 @@ _DEADLINES: dict[Timer, Callable[[JobContext, Any], None]] = {
     Timer.LEASES: lambda job, _: shards.deal(job),
     Timer.SHARDS: lambda job, _: shards.flush(job),
     Timer.READERS_LEAVE: shards.leave_due,
+    Timer.READERS_LOST: shards.lost_due,
     Timer.TERMINAL: incidents.end_terminal,
     Timer.EVIDENCE: incidents.end_evidence,
     Timer.STRAGGLER_SLICE: lambda job, _: samples.slice_due(job),

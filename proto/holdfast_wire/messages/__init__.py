@@ -46,9 +46,9 @@ MESSAGES: Final = _by_name(
         TierVersions
     """,
     data="""
-        LeavingReaders ReaderClaim ReaderGroup ReaderLeases ReaderName ReaderOpened
-        ReaderProgress ReaderReport ReadersJoined ShardChange ShardLedger ShardPosition
-        ShardRange ShardsCommitted ShardsGiven ShardsLeased
+        LeavingReaders LostReader ReaderClaim ReaderGroup ReaderLeases ReaderName ReaderOpened
+        ReaderProgress ReaderReport ReadersEnded ReadersJoined ShardChange ShardLedger
+        ShardPosition ShardRange ShardsCommitted ShardsGiven ShardsLeased
     """,
     evidence="ChildEvidence GroupTail IncidentEvidence RankEvidence",
     fence="Fence",

@@ -65,11 +65,29 @@ class ReaderReport:
     rank: int = 0
     step: int = 0  # Newest completed step that the progress belongs to.
     positions: tuple[ShardPosition, ...] = ()  # Shards with committed records that are not done.
-    done: tuple[int, ...] = ()  # Shards that are done since the report before.
+    done: tuple[int, ...] = ()
+    """Shards that are done since the report before, in the order in which they were read."""
     request: int = 0
     """Counts requests of this reader, from 1; the newest one. An answer that was lost is asked for
     with its number again."""
     wanted: int = 0  # Shards that it asks for; 0: none now.
+    lost: tuple[LostReader, ...] = ()
+    """Where readers of this rank were in replicas that are lost, by the newest sum of gradients
+    that has theirs."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LostReader:
+    """LostReader: how far a reader of a lost replica had read.
+
+    With each shard before its newest it was done.
+    """
+
+    replica: int = 0  # Number of the replica.
+    step: int = 0  # Step that has the gradients of all that it had read.
+    newest: ShardPosition | None = None
+    """Newest shard that it had begun, with its next record; absent: it had read nothing."""
+    done: bool = False  # That shard is done.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +142,8 @@ class ShardChange:
     step: int = 0  # Step that it was committed with.
     ordinal: int = 0
     position: int = 0
+    replica: int = 0  # Number of the replica that committed it, and the rank in it.
+    rank: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +169,9 @@ class ShardLedger:
     late: int = 0  # Reports about shards that were not the sender's any more.
     leaving: tuple[LeavingReaders, ...] = ()
     """Groups that were told to end; nobody else is leased what they have."""
+    lost: tuple[ReaderGroup, ...] = ()
+    """Groups that are lost; nobody else is leased what they have before others have told how far
+    they had read."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +195,20 @@ class ReadersJoined:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReadersEnded:
+    """ReadersEnded: a group that was told to end, or is lost, reads no more.
+
+    Its leases are returned.
+    """
+
+    dataset: str = ""
+    group: ReaderGroup | None = None
+    ranks: tuple[int, ...] = ()
+    """What others have told of its readers, by rank; none: what these had committed counts."""
+    lost: tuple[LostReader, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsGiven:
     """ShardsGiven: readers were leased shards."""
 
@@ -186,7 +223,7 @@ class ReaderProgress:
     reader: ReaderName | None = None
     step: int = 0
     positions: tuple[ShardPosition, ...] = ()
-    done: tuple[int, ...] = ()
+    done: tuple[int, ...] = ()  # In the order in which they were read.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

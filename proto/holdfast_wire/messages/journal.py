@@ -13,6 +13,8 @@ from holdfast_wire.messages.agent import BudgetCharge, OuterRoster
 from holdfast_wire.messages.checkpoint import CheckpointVersion, Tier, TierInterval
 from holdfast_wire.messages.data import (
     LeavingReaders,
+    ReaderGroup,
+    ReadersEnded,
     ReadersJoined,
     ShardLedger,
     ShardsCommitted,
@@ -124,6 +126,7 @@ class WorldDecided:
     they are one world."""
     leaving: tuple[LeavingReaders, ...] = ()
     """Replicas of the world before that read shards, and whose processes are told to end."""
+    lost: tuple[ReaderGroup, ...] = ()  # Those that are lost.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -468,5 +471,6 @@ JournalRecordFact = (
     | ShardsGiven
     | ShardsCommitted
     | ReadersJoined
+    | ReadersEnded
 )
 """What `JournalRecord.fact` holds."""

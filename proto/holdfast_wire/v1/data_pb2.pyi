@@ -160,6 +160,7 @@ class ReaderReport(google.protobuf.message.Message):
     DONE_FIELD_NUMBER: builtins.int
     REQUEST_FIELD_NUMBER: builtins.int
     WANTED_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
     dataset: builtins.str
     rank: builtins.int
     step: builtins.int
@@ -174,7 +175,11 @@ class ReaderReport(google.protobuf.message.Message):
 
     @property
     def done(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Shards that are done since the report before."""
+        """Shards that are done since the report before, in the order in which they were read."""
+
+    @property
+    def lost(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LostReader]:
+        """Where readers of this rank were in replicas that are lost, by the newest sum of gradients that has theirs."""
 
     def __init__(
         self,
@@ -186,10 +191,44 @@ class ReaderReport(google.protobuf.message.Message):
         done: collections.abc.Iterable[builtins.int] | None = ...,
         request: builtins.int = ...,
         wanted: builtins.int = ...,
+        lost: collections.abc.Iterable[Global___LostReader] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dataset", b"dataset", "done", b"done", "positions", b"positions", "rank", b"rank", "request", b"request", "step", b"step", "wanted", b"wanted"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dataset", b"dataset", "done", b"done", "lost", b"lost", "positions", b"positions", "rank", b"rank", "request", b"request", "step", b"step", "wanted", b"wanted"]) -> None: ...
 
 Global___ReaderReport: typing_extensions.TypeAlias = ReaderReport
+
+@typing.final
+class LostReader(google.protobuf.message.Message):
+    """LostReader: how far a reader of a lost replica had read. With each shard before its newest it was done."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    NEWEST_FIELD_NUMBER: builtins.int
+    DONE_FIELD_NUMBER: builtins.int
+    replica: builtins.int
+    """Number of the replica."""
+    step: builtins.int
+    """Step that has the gradients of all that it had read."""
+    done: builtins.bool
+    """That shard is done."""
+    @property
+    def newest(self) -> Global___ShardPosition:
+        """Newest shard that it had begun, with its next record; absent: it had read nothing."""
+
+    def __init__(
+        self,
+        *,
+        replica: builtins.int = ...,
+        step: builtins.int = ...,
+        newest: Global___ShardPosition | None = ...,
+        done: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["newest", b"newest"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["done", b"done", "newest", b"newest", "replica", b"replica", "step", b"step"]) -> None: ...
+
+Global___LostReader: typing_extensions.TypeAlias = LostReader
 
 @typing.final
 class ShardsLeased(google.protobuf.message.Message):
@@ -330,18 +369,25 @@ class ShardChange(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     ORDINAL_FIELD_NUMBER: builtins.int
     POSITION_FIELD_NUMBER: builtins.int
+    REPLICA_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
     step: builtins.int
     """Step that it was committed with."""
     ordinal: builtins.int
     position: builtins.int
+    replica: builtins.int
+    """Number of the replica that committed it, and the rank in it."""
+    rank: builtins.int
     def __init__(
         self,
         *,
         step: builtins.int = ...,
         ordinal: builtins.int = ...,
         position: builtins.int = ...,
+        replica: builtins.int = ...,
+        rank: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ordinal", b"ordinal", "position", b"position", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ordinal", b"ordinal", "position", b"position", "rank", b"rank", "replica", b"replica", "step", b"step"]) -> None: ...
 
 Global___ShardChange: typing_extensions.TypeAlias = ShardChange
 
@@ -364,6 +410,7 @@ class ShardLedger(google.protobuf.message.Message):
     FORGOTTEN_FIELD_NUMBER: builtins.int
     LATE_FIELD_NUMBER: builtins.int
     LEAVING_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
     name: builtins.str
     shards: builtins.int
     epochs: builtins.int
@@ -392,6 +439,10 @@ class ShardLedger(google.protobuf.message.Message):
     def leaving(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LeavingReaders]:
         """Groups that were told to end; nobody else is leased what they have."""
 
+    @property
+    def lost(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ReaderGroup]:
+        """Groups that are lost; nobody else is leased what they have before others have told how far they had read."""
+
     def __init__(
         self,
         *,
@@ -408,8 +459,9 @@ class ShardLedger(google.protobuf.message.Message):
         forgotten: builtins.int = ...,
         late: builtins.int = ...,
         leaving: collections.abc.Iterable[Global___LeavingReaders] | None = ...,
+        lost: collections.abc.Iterable[Global___ReaderGroup] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["changes", b"changes", "digest", b"digest", "epochs", b"epochs", "forgotten", b"forgotten", "fresh", b"fresh", "groups", b"groups", "late", b"late", "leases", b"leases", "leaving", b"leaving", "name", b"name", "newest", b"newest", "returned", b"returned", "shards", b"shards"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "digest", b"digest", "epochs", b"epochs", "forgotten", b"forgotten", "fresh", b"fresh", "groups", b"groups", "late", b"late", "leases", b"leases", "leaving", b"leaving", "lost", b"lost", "name", b"name", "newest", b"newest", "returned", b"returned", "shards", b"shards"]) -> None: ...
 
 Global___ShardLedger: typing_extensions.TypeAlias = ShardLedger
 
@@ -462,6 +514,38 @@ class ReadersJoined(google.protobuf.message.Message):
 Global___ReadersJoined: typing_extensions.TypeAlias = ReadersJoined
 
 @typing.final
+class ReadersEnded(google.protobuf.message.Message):
+    """ReadersEnded: a group that was told to end, or is lost, reads no more. Its leases are returned."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
+    dataset: builtins.str
+    @property
+    def group(self) -> Global___ReaderGroup: ...
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """What others have told of its readers, by rank; none: what these had committed counts."""
+
+    @property
+    def lost(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LostReader]: ...
+    def __init__(
+        self,
+        *,
+        dataset: builtins.str = ...,
+        group: Global___ReaderGroup | None = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        lost: collections.abc.Iterable[Global___LostReader] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["group", b"group"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dataset", b"dataset", "group", b"group", "lost", b"lost", "ranks", b"ranks"]) -> None: ...
+
+Global___ReadersEnded: typing_extensions.TypeAlias = ReadersEnded
+
+@typing.final
 class ShardsGiven(google.protobuf.message.Message):
     """ShardsGiven: readers were leased shards."""
 
@@ -500,7 +584,9 @@ class ReaderProgress(google.protobuf.message.Message):
     @property
     def positions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ShardPosition]: ...
     @property
-    def done(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def done(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """In the order in which they were read."""
+
     def __init__(
         self,
         *,

@@ -87,6 +87,7 @@ class JournalRecord(google.protobuf.message.Message):
     SHARDS_GIVEN_FIELD_NUMBER: builtins.int
     SHARDS_COMMITTED_FIELD_NUMBER: builtins.int
     READERS_JOINED_FIELD_NUMBER: builtins.int
+    READERS_ENDED_FIELD_NUMBER: builtins.int
     MORE_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     unix_time: builtins.float
@@ -154,6 +155,8 @@ class JournalRecord(google.protobuf.message.Message):
     def shards_committed(self) -> holdfast_wire.v1.data_pb2.ShardsCommitted: ...
     @property
     def readers_joined(self) -> holdfast_wire.v1.data_pb2.ReadersJoined: ...
+    @property
+    def readers_ended(self) -> holdfast_wire.v1.data_pb2.ReadersEnded: ...
     def __init__(
         self,
         *,
@@ -190,11 +193,12 @@ class JournalRecord(google.protobuf.message.Message):
         shards_given: holdfast_wire.v1.data_pb2.ShardsGiven | None = ...,
         shards_committed: holdfast_wire.v1.data_pb2.ShardsCommitted | None = ...,
         readers_joined: holdfast_wire.v1.data_pb2.ReadersJoined | None = ...,
+        readers_ended: holdfast_wire.v1.data_pb2.ReadersEnded | None = ...,
         more: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "outer_roster", b"outer_roster", "phase_changed", b"phase_changed", "readers_joined", b"readers_joined", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "shard_ledger", b"shard_ledger", "shards_committed", b"shards_committed", "shards_given", b"shards_given", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "straggler_trial", b"straggler_trial", "sync_chosen", b"sync_chosen", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "more", b"more", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "outer_roster", b"outer_roster", "phase_changed", b"phase_changed", "readers_joined", b"readers_joined", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "sequence", b"sequence", "shard_ledger", b"shard_ledger", "shards_committed", b"shards_committed", "shards_given", b"shards_given", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "straggler_trial", b"straggler_trial", "sync_chosen", b"sync_chosen", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded", "checkpoint_committed", "schedule_confirmed", "node_judged", "references_learned", "node_struck", "outer_roster", "sync_chosen", "straggler_trial", "shard_ledger", "shards_given", "shards_committed", "readers_joined"] | None: ...
+    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "outer_roster", b"outer_roster", "phase_changed", b"phase_changed", "readers_ended", b"readers_ended", "readers_joined", b"readers_joined", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "shard_ledger", b"shard_ledger", "shards_committed", b"shards_committed", "shards_given", b"shards_given", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "straggler_trial", b"straggler_trial", "sync_chosen", b"sync_chosen", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "more", b"more", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "outer_roster", b"outer_roster", "phase_changed", b"phase_changed", "readers_ended", b"readers_ended", "readers_joined", b"readers_joined", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "sequence", b"sequence", "shard_ledger", b"shard_ledger", "shards_committed", b"shards_committed", "shards_given", b"shards_given", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "straggler_trial", b"straggler_trial", "sync_chosen", b"sync_chosen", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded", "checkpoint_committed", "schedule_confirmed", "node_judged", "references_learned", "node_struck", "outer_roster", "sync_chosen", "straggler_trial", "shard_ledger", "shards_given", "shards_committed", "readers_joined", "readers_ended"] | None: ...
 
 Global___JournalRecord: typing_extensions.TypeAlias = JournalRecord
 
@@ -356,6 +360,7 @@ class WorldDecided(google.protobuf.message.Message):
     INTERVALS_FIELD_NUMBER: builtins.int
     REPLICAS_FIELD_NUMBER: builtins.int
     LEAVING_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
     group: builtins.int
     round: builtins.int
     restart_count: builtins.int
@@ -380,6 +385,10 @@ class WorldDecided(google.protobuf.message.Message):
     def leaving(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.data_pb2.LeavingReaders]:
         """Replicas of the world before that read shards, and whose processes are told to end."""
 
+    @property
+    def lost(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[holdfast_wire.v1.data_pb2.ReaderGroup]:
+        """Those that are lost."""
+
     def __init__(
         self,
         *,
@@ -395,8 +404,9 @@ class WorldDecided(google.protobuf.message.Message):
         intervals: collections.abc.Iterable[holdfast_wire.v1.checkpoint_pb2.TierInterval] | None = ...,
         replicas: collections.abc.Iterable[Global___WorldReplica] | None = ...,
         leaving: collections.abc.Iterable[holdfast_wire.v1.data_pb2.LeavingReaders] | None = ...,
+        lost: collections.abc.Iterable[holdfast_wire.v1.data_pb2.ReaderGroup] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "intervals", b"intervals", "keeps_checkpoints", b"keeps_checkpoints", "leaving", b"leaving", "members", b"members", "reason", b"reason", "replicas", b"replicas", "restart_count", b"restart_count", "round", b"round", "store_host", b"store_host", "store_port", b"store_port", "world_hash", b"world_hash"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "intervals", b"intervals", "keeps_checkpoints", b"keeps_checkpoints", "leaving", b"leaving", "lost", b"lost", "members", b"members", "reason", b"reason", "replicas", b"replicas", "restart_count", b"restart_count", "round", b"round", "store_host", b"store_host", "store_port", b"store_port", "world_hash", b"world_hash"]) -> None: ...
 
 Global___WorldDecided: typing_extensions.TypeAlias = WorldDecided
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.data.counting import Applied, Line, Origin, Read, SampleCount, count
+from holdfast.data.counting import Applied, Line, Lost, Origin, Read, SampleCount, count
 
 BOTH = frozenset({0, 1})
 
@@ -25,6 +25,11 @@ def read(step: int, number: int, *ids: int) -> Read:
 def gave(step: int, *numbers: int, content: frozenset[int] | None = BOTH) -> Applied:
     """Return a step whose sum had two micro-batches."""
     return Applied(step, frozenset(numbers), content)
+
+
+def committed(step: int) -> Applied:
+    """Return a step of a reader of shards."""
+    return Applied(step, frozenset(), frozenset())
 
 
 def verdict(found: SampleCount) -> tuple[int, int, tuple[tuple[int, int], ...]]:
@@ -148,3 +153,27 @@ def test_records_of_shards_count_by_shard_and_place() -> None:
     assert found.doubled == {("b", 1): 2}
     assert found.unfinished == ("b",)
     assert found.used == 6
+
+
+def test_others_say_which_step_of_a_lost_reader_of_shards_counts() -> None:
+    """It has not said so of its last one; one that it applied alone is in nobody's weights."""
+    dead = record(7, Read(1, 0, 0, 0, (0, 1), shard="a"), committed(1),
+                  Read(2, 0, 0, 0, (2, 3), shard="a"))  # fmt: skip
+    whole = record(8, Lost(7, 2, 3), Read(3, 0, 0, 0, (4,), shard="a", ends=True), committed(3))
+    found = count([dead, whole])
+    assert verdict(found) == (0, 0, ())
+    assert found.epochs[0].used == 5
+    torn = record(8, Lost(7, 1, 2), Read(2, 0, 0, 0, (2, 3, 4), shard="a", ends=True), committed(2))
+    for last in ([], [committed(2)]):
+        found = count([[*dead, *last], torn])
+        assert verdict(found) == (0, 0, ())
+        assert found.epochs[0].used == 5
+
+
+def test_what_a_lost_reader_had_read_behind_a_restart_is_done_anew() -> None:
+    """All go back to a checkpoint after a word about it."""
+    dead = record(7, Read(1, 0, 0, 0, (0, 1), shard="a"), Read(2, 0, 0, 0, (2,), shard="a"))
+    left = record(8, Lost(7, 2, 3))
+    again = record(9, Read(2, 0, 0, 0, (2,), shard="a", ends=True), committed(2),
+                   generation="round 2", start=1)  # fmt: skip
+    assert verdict(count([dead, left, again])) == (0, 0, ())

@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from holdfast.data import shards as shard_reader
+from holdfast.data.shard_state import LostPlace, Place, lost_reader
 from holdfast.data.shards import ShardReader
 from holdfast_agent.workers.shard_relay import RelayedReader
 from holdfast_master.job.data.shards import COMMIT_SECONDS
 from holdfast_master.job.state.data import Progress
-from holdfast_master.policies.data.ledger import Group, Ledger, Reader, of_message, positions
+from holdfast_master.policies.data.ledger import Group, Ledger, Reader
+from holdfast_master.policies.data.ledger_message import message_of, of_message, positions
 from holdfast_wire.messages import ReaderOpened, ReaderReport, ShardsLeased
 
 
@@ -111,6 +113,8 @@ class Training:
         self.groups: dict[Group, list[Rank]] = {}
         self.taken: list[Taken] = []
         self.step = self.round = 0
+        self.places: dict[Reader, Place | None] = {}
+        """Of each reader, when the newest step began."""
         self.saved: list[tuple[int, list[Any], int]] = []
         """Step and states of each checkpoint, and records in its state."""
 
@@ -172,7 +176,7 @@ class Training:
 
     def crash(self) -> None:
         """Have another master follow, which has the journal."""
-        self.ledger = of_message(self.ledger.message())
+        self.ledger = of_message(message_of(self.ledger))
         self.noted, self.floor = {}, (0, 0)
         self.back()
 
@@ -204,6 +208,7 @@ class Training:
         """Make a step: each reader takes some records and commits them, unless it is lost in it."""
         self.step += 1
         self.now += self.draw.uniform(1.0, 40.0) * (5 if self.away else 1)
+        self.places = {rank.reader: rank.shards.reducing(0) for rank in self.ranks}
         for rank in self.ranks:
             begins = not rank.shards._request  # before that its state is the one it was given
             for _ in range(max(begins, self.draw.randrange(5))):
@@ -212,7 +217,10 @@ class Training:
                     ordinal = record.epoch * len(self.sizes) + int(record.shard)
                     self.taken.append(Taken(self.step, rank.reader, ordinal, record.position))
         if loses and len(self.groups) > 1 and not self.away:
-            self.lose_one()
+            if self.draw.random() < 0.5:
+                self.lose_one()
+            else:
+                self.lose_one_with_its_agent()
         for rank in self.ranks:
             rank.shards.commit(self.step)
         self.forward()
@@ -242,6 +250,31 @@ class Training:
         for rank in lost:  # a frozen one speaks again
             held = rank.shards._progress.held
             self.ledger.commit(rank.reader, self.step + 1, held, list(held))
+
+    def lose_one_with_its_agent(self) -> None:
+        """Lose a replica of which nobody reports anything: others tell what their sums have.
+
+        Its records of this step count if the reduction was whole before it was lost.
+        """
+        gone, is_whole = self.draw.choice(list(self.groups)), self.draw.random() < 0.5
+        lost = self.groups.pop(gone)
+        knows = all(rank.contact == self.contacts for rank in lost)  # as in `lose_one`
+        if not is_whole and knows and self.draw.random() < 0.5:  # but for itself it was
+            for rank in lost:
+                rank.shards.commit(self.step)
+                rank.forward()
+        self.flush()
+        self.ledger.keep_only(set(self.groups), lost={gone})
+        step = self.step if is_whole else self.step - 1
+        told = {}
+        for rank in lost:
+            place = rank.shards.reducing(0) if is_whole else self.places[rank.reader]
+            told[rank.reader.rank] = lost_reader(LostPlace(gone.replica, step, place))
+        self.ledger.end_reading(gone, told)
+        if not is_whole:
+            self.taken = [
+                one for one in self.taken if one.step < self.step or one.reader.group != gone
+            ]
 
     def save(self) -> None:
         """Keep what the checkpoint of this step has: of replicas, the first one's."""

@@ -16,8 +16,8 @@ from holdfast.data.shard_state import of_plain
 from holdfast.data.shards import ShardReader, ShardRecord
 from holdfast_agent.workers import shard_relay
 from holdfast_agent.workers.shard_relay import ShardRelay
-from holdfast_master.policies.data import ledger as policy
 from holdfast_master.policies.data.ledger import Group, Ledger, Reader
+from holdfast_master.policies.data.ledger_message import positions
 from holdfast_wire import keys
 from holdfast_wire.messages import ReaderClaim, ReaderOpened, ReaderReport, ShardsLeased
 
@@ -131,7 +131,7 @@ class Master:
                 dataset=ledger.name,
                 rank=reader.rank,
                 request=request,
-                held=policy.positions(ledger.held(reader)),
+                held=positions(ledger.held(reader)),
                 ended=not chosen and not ledger.left,
                 floor=ledger.floor if ledger.newest else 0,
                 floor_step=ledger.newest,

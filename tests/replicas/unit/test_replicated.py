@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from holdfast.data.shard_state import Place
+from holdfast.data.shards import ShardReader
 from holdfast.local_sgd.members.members import Membership
 from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.replicas.errors import ContentError, ModelError, ReplicasError
@@ -224,6 +226,23 @@ def test_a_stream_is_not_read_on_where_its_records_are_in_no_gradient() -> None:
     plan = Agreement(step=5, heals=((0, 1),), dealt={0: ()}, reason="")
     with pytest.raises(ReplicasError, match="replica 0 was out of the roster for a while"):
         made._follow(plan)
+
+
+def test_the_place_of_a_reader_of_shards_travels_with_the_sum() -> None:
+    """That of the records that are in its gradient; so readers come before the first step."""
+    made = replicated(model := linear())
+
+    def read(_: str, start: int) -> range:
+        return range(start, 5)
+
+    shards = ShardReader(["a", "b"], read, replicated=made)
+    for at in (Place(0, 4), Place(1, 3)):
+        for number in made.dealt():
+            assert next(shards).value < 5
+            model(rows()[number]).mean().backward()
+        assert made._sum.places._known == {0: (made.steps, [at])}
+    with pytest.raises(ReplicasError, match="before the first step"):
+        ShardReader(["a"], read, replicated=made)
 
 
 class RankOne:

@@ -3,8 +3,9 @@
 Run as a script (`--way`, `--data`, `--seed`); prints as JSON what it did, and what went wrong. A
 job has 4, 3, 5, 2, then 6 workers. In each phase a process is killed at a drawn instant: an agent
 with its ranks, or a rank. Each sample has to be used once, by the ranks' records and, where the
-weights can tell, by the weights. One thing is allowed, and counted: of shards, a replica that is
-killed with its agent has some records of its last steps read again. No master knows of them.
+weights can tell, by the weights. One thing is allowed, and counted: of shards under local SGD, a
+replica that is killed with its agent has some records of its last steps read again. No master knows
+of them.
 """
 
 from __future__ import annotations
@@ -85,8 +86,9 @@ def read(shard, start):
     unlike = number // 2 % 37 * (1 if number % 2 else -1)
     yield from range(start, {SAMPLES // _SHARDS} + unlike)
 
-shards = ShardReader([str(one) for one in range({_SHARDS})], read, seed=3,
-                     record=folder / "samples")
+def reader(**more):
+    return ShardReader([str(one) for one in range({_SHARDS})], read, seed=3,
+                       record=folder / "samples", **more)
 """
 _MAP_PLAIN = f"""
 from holdfast.data import QuotaRecord, QuotaSampler, SampleMap
@@ -165,6 +167,7 @@ from holdfast.replicas import Replicated, members_of_environment
 
 replicated = Replicated(model, optimizer, members_of_environment(), micro_batches={_MICRO_BATCHES},
                         on_loss="fewer")
+shards = reader(replicated=replicated)
 while True:
     for _ in replicated.dealt():
         ids = [one.value for one in itertools.islice(shards, {_MICRO_BATCH // 2})]
@@ -191,6 +194,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 config = LocalSGDConfig(local_sgd_sync_interval=4, local_sgd_warmup_steps=0)
 local = LocalSGD(model, optimizer, members, config)
 local.carry("done", done)
+shards = reader()
 while ids := [one.value for one in itertools.islice(shards, {_MICRO_BATCH})]:
     optimizer.zero_grad()
     (loss(ids) * 1e-9).backward()
@@ -215,6 +219,7 @@ def script(way: str, data: str) -> str:
     """Return the text of a training script."""
     text = _BEGIN + (_SHARDED if data == "shards" else "")
     if (way, data) == ("plain", "shards"):
+        text += "shards = reader()\n"
         text += _CHECKPOINTER.replace("PER_RANK", 'per_rank={"shards": shards}')
     elif data == "map":
         text += _CHECKPOINTER.replace("PER_RANK", "")
@@ -289,7 +294,7 @@ class CountedJob:
         (epoch,) = counted.epochs
         self.again = epoch.used - SAMPLES
         whole = not (epoch.lost or epoch.unused or epoch.unfinished or counted.missing)
-        repeats = self._data == "shards" and self._way != "plain"
+        repeats = self._data == "shards" and self._way == "local SGD"
         allowed = _AGAIN * self.kills["agent"] if repeats else 0
         if not whole or not 0 <= self.again <= allowed or (not allowed and not is_once(counted)):
             self.wrong.append(f"{self.again} again, {str(counted)[:2000]}")

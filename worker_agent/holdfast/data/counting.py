@@ -5,8 +5,9 @@ Belongs here: what records say, and the count over them. Does not belong here: t
 
 A micro-batch counts once for each replica whose sum had it in a step that counts. A step counts
 unless a later generation went on from before it: that one does it anew. A replica that was killed
-behind a reduction has not said what it gave; the others say what the reduction had, and the
-replica's own record, which samples these are.
+behind a reduction has not said what it gave; the others say what the reduction had, or of a stream
+which step of the replica is the newest that counts, and the replica's own record, which samples
+these are.
 """
 
 from __future__ import annotations
@@ -63,7 +64,18 @@ class Applied:
     """Micro-batches that the whole sum had; None: this rank was given the gradient."""
 
 
-Line = Origin | Read | Applied
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lost:
+    """A replica that was lost, as another one knows it by its sums."""
+
+    replica: int
+    step: int
+    """Newest step whose gradient has what it had read."""
+    torn: int
+    """Step that the others were in when they met without it. It may have applied that one alone."""
+
+
+Line = Origin | Read | Applied | Lost
 Place = tuple[int, int, int]
 """Step, number of a micro-batch, and the part of it that one rank of a replica reads."""
 
@@ -112,7 +124,8 @@ class _File:
     origin: Origin
     reads: dict[Place, Read] = dataclasses.field(default_factory=dict)
     shards: list[Read] = dataclasses.field(default_factory=list)
-    """Written with their step: nobody else can have given them."""
+    """Of streams: nobody else can have given them."""
+    lost: list[Lost] = dataclasses.field(default_factory=list)
     steps: dict[int, Applied] = dataclasses.field(default_factory=dict)
     redone: set[int] = dataclasses.field(default_factory=set)
 
@@ -158,6 +171,8 @@ def _file(lines: Iterable[Line]) -> _File:
             found.reads[one.step, one.number, one.part] = one
         elif isinstance(one, Applied):
             found.steps[one.step] = one
+        elif isinstance(one, Lost):
+            found.lost.append(one)
     return found
 
 
@@ -175,6 +190,7 @@ def _drop_redone(files: Sequence[_File]) -> None:
                     del earlier.steps[step]
                 for place in [one for one in earlier.reads if one[0] > start]:
                     del earlier.reads[place]
+                earlier.shards = [one for one in earlier.shards if one.step <= start]
 
 
 def _used(files: Sequence[_File]) -> tuple[list[Read], set[tuple[int, int]]]:
@@ -198,8 +214,26 @@ def _used(files: Sequence[_File]) -> tuple[list[Read], set[tuple[int, int]]]:
         if place not in gave and place[:2] in wanted:
             gave[place][-1] = read
     used = [read for several in gave.values() for read in several.values()]
-    shards = [read for one in files for read in one.shards if read.step in one.steps]
-    return used + shards, wanted - {place[:2] for place in gave}
+    return used + _used_of_streams(files), wanted - {place[:2] for place in gave}
+
+
+def _used_of_streams(files: Sequence[_File]) -> list[Read]:
+    """Return what a rank has said to be applied, or others have, once its replica was lost."""
+    lost = [each for one in files for each in one.lost]
+    newest = Counter[int]()
+    for one in lost:
+        newest[one.replica] = max(newest[one.replica], one.step)
+    torn = {(one.replica, one.torn) for one in lost}
+
+    def counts(replica: int, step: int, *, is_applied: bool) -> bool:
+        return step <= newest[replica] or (is_applied and (replica, step) not in torn)
+
+    return [
+        read
+        for one in files
+        for read in one.shards
+        if counts(one.origin.replica, read.step, is_applied=read.step in one.steps)
+    ]
 
 
 def _epoch(epoch: int, reads: Sequence[Read], origin: Origin) -> EpochCount:

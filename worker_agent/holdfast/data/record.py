@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.data.counting import Applied, Line, Origin, Read
+from holdfast.data.counting import Applied, Line, Lost, Origin, Read
 from holdfast.environment import Environment
 
 if TYPE_CHECKING:
@@ -29,7 +29,12 @@ log: Final = logging.getLogger("holdfast")
 SUFFIX: Final = ".samples.jsonl"
 
 
-_KINDS: Final[dict[str, type[Line]]] = {"origin": Origin, "read": Read, "applied": Applied}
+_KINDS: Final[dict[str, type[Line]]] = {
+    "origin": Origin,
+    "read": Read,
+    "applied": Applied,
+    "lost": Lost,
+}
 
 
 class SampleRecord:
@@ -64,6 +69,10 @@ class SampleRecord:
         """Write down that a step is applied."""
         known = None if content is None else frozenset(content)
         self._write("applied", Applied(step, frozenset(gave), known))
+
+    def lost(self, one: Lost) -> None:
+        """Write down which step of a lost replica is the newest that counts."""
+        self._write("lost", one)
 
     def close(self) -> None:
         """Close the file."""
@@ -112,13 +121,25 @@ class ShardRecords:
 
     def commit(self, step: int, origin: Origin) -> None:
         """Write down that all of it is in the state after a step."""
-        if not self._record.has_begun:
-            self._record.begin(origin)
+        self.reducing(step, origin)
+        self._record.applied(step, [], [])
+
+    def lost(self, one: Lost, origin: Origin) -> None:
+        """Write down which step of a lost replica is the newest that counts."""
+        self._begin(origin)
+        self._record.lost(one)
+
+    def reducing(self, step: int, origin: Origin) -> None:
+        """Write down what is in this replica's sum, before it is reduced for a step."""
+        self._begin(origin)
         for part, ((epoch, shard), places) in enumerate(self._read.items()):
             ends = (epoch, shard) in self._ended
             self._record.read(Read(step, 0, part, epoch, tuple(places), shard=shard, ends=ends))
         self._read, self._ended = {}, set()
-        self._record.applied(step, [], [])
+
+    def _begin(self, origin: Origin) -> None:
+        if not self._record.has_begun:
+            self._record.begin(origin)
 
 
 class QuotaRecord:

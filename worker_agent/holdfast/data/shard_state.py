@@ -7,9 +7,34 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from holdfast_wire.messages import ReaderClaim, ShardPosition, ShardRange, ShardsLeased
+from holdfast_wire.messages import (
+    LostReader,
+    ReaderClaim,
+    ShardPosition,
+    ShardRange,
+    ShardsLeased,
+)
+
+
+class Place(NamedTuple):
+    """How far a reader has read."""
+
+    ordinal: int
+    """Of the newest shard that it has begun; those before it in its leases are done."""
+    position: int
+    """Next record of it; -1: the shard is done."""
+
+
+class LostPlace(NamedTuple):
+    """How far a reader of a lost replica had read."""
+
+    replica: int
+    step: int
+    """Steps that were applied then."""
+    place: Place | None
+    """None: it had read nothing."""
 
 
 class DoneShards:
@@ -121,6 +146,8 @@ class ReaderProgress:
         """Leased shards that are not done, with the next record of each; the first is read."""
         self.done = DoneShards()
         self.step = self.floor = 0
+        self.last_done: int | None = None
+        """Newest shard that is done, as this process has read it."""
         self._news = list[int]()
         """Shards that are done and not committed."""
         self._positions = dict[int, int]()
@@ -145,7 +172,15 @@ class ReaderProgress:
         """Have a shard be done."""
         del self.held[ordinal]
         self.done.add(ordinal)
+        self.last_done = ordinal
         self._news.append(ordinal)
+
+    def place(self) -> Place | None:
+        """Return the newest shard that is begun, and its next record; None: nothing is read."""
+        newest, position = next(iter(self.held.items()), (0, 0))
+        if position:
+            return Place(newest, position)
+        return None if self.last_done is None else Place(self.last_done, -1)
 
     @property
     def has_news(self) -> bool:
@@ -172,6 +207,15 @@ class ReaderProgress:
 def positions(held: Mapping[int, int]) -> tuple[ShardPosition, ...]:
     """Ordinals with the next record of each, as a message has them."""
     return tuple(ShardPosition(ordinal=one, position=at) for one, at in held.items())
+
+
+def lost_reader(lost: LostPlace) -> LostReader:
+    """How far a reader of a lost replica had read, as a message has it."""
+    replica, step, place = lost
+    if place is None:
+        return LostReader(replica=replica, step=step)
+    newest = ShardPosition(ordinal=place.ordinal, position=max(0, place.position))
+    return LostReader(replica=replica, step=step, newest=newest, done=place.position < 0)
 
 
 def reshard(states: Sequence[ReaderState], rank: int, world: int) -> ReaderState:

@@ -18,6 +18,7 @@ ledger), how it is asked (`shard_link`), what a checkpoint has (`shard_state`).
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import os
@@ -26,13 +27,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from holdfast.data import shard_state
-from holdfast.data.counting import Origin
+from holdfast.data.counting import Lost, Origin
 from holdfast.data.record import ShardRecords, generation
 from holdfast.data.shard_link import AgentSource, ShardError, ShardSource, StaticSource
-from holdfast.data.shard_state import ReaderProgress, ReaderState
+from holdfast.data.shard_state import LostPlace, Place, ReaderProgress, ReaderState
 from holdfast.environment import Environment
 from holdfast_wire.messages import ReaderOpened, ReaderReport, ShardsLeased
 
@@ -65,6 +66,13 @@ class ShardRecord(NamedTuple, Generic[T]):
     """The record itself."""
 
 
+class PlaceCarrier(Protocol):
+    """What sums the gradients of this rank's records with those of others: `Replicated`."""
+
+    def carry_place(self, reader: ShardReader[Any]) -> None:
+        """Have the place of a reader travel with them."""
+
+
 class ShardReader(Generic[T]):
     """Records of shards that no other reader reads; iterate over it once.
 
@@ -86,6 +94,7 @@ class ShardReader(Generic[T]):
         checkpointed: bool = True,
         place: tuple[int, int] | None = None,
         record: str | Path = "",
+        replicated: PlaceCarrier | None = None,
     ) -> None:
         """Take the list; nothing is leased yet.
 
@@ -105,16 +114,18 @@ class ShardReader(Generic[T]):
                 another size a checkpoint deals its states out by it.
             record: Folder, shared by all ranks, that `commit` writes the places of records into;
                 `holdfast samples` counts them. "": none.
+            replicated: The synchronous replicas (`Replicated`) whose gradients are of these
+                records: where one of them is lost, the others tell which of its records count.
+                Without it a replica that is lost with its agent may have some read again.
 
         Raises:
+            ReplicasError: `replicated` has begun its first step.
             ValueError: the list is empty, `epochs` is negative, or `place` is none.
         """
         if not shards or epochs < 0:
             raise ValueError(f"{len(shards)} shards, epochs={epochs}: expected at least 1 and 0")
         environment = Environment.read()
-        self._rank, self._world = place or (environment.rank, environment.world_size)
-        if not 0 <= self._rank < self._world:
-            raise ValueError(f"place={place}: expected a number below that of all readers")
+        self._rank, self._world = _place_of(place, environment)
         self._shards, self._read = tuple(shards), read
         self._name, self._epochs, self._seed = name, epochs, seed
         self._seekable, self._checkpointed = seekable, checkpointed
@@ -138,6 +149,8 @@ class ShardReader(Generic[T]):
         self._record = ShardRecords(record) if record else None
         self.repeated = 0
         """Records that were read again because `read` cannot begin within a shard."""
+        if replicated is not None:
+            replicated.carry_place(self)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -299,6 +312,30 @@ class ShardReader(Generic[T]):
         if self._replica and self._agent and self._source:
             self._source.report(self._report(0))
 
+    def reducing(self, step: int) -> Place | None:
+        """Return where this reader is: its newest shard and the next record; None: nowhere yet.
+
+        Args:
+            step: Completed steps, once the sum is reduced that has all it has read so far.
+        """
+        if self._record is not None:
+            self._record.reducing(step, self._origin())
+        return self._progress.place()
+
+    def tell_lost(self, lost: Sequence[LostPlace], torn: int) -> None:
+        """Tell the master where readers of this rank were in replicas that are lost.
+
+        Args:
+            lost: By the newest sums that have their gradients.
+            torn: Step that this replica is in.
+        """
+        if self._record is not None:
+            for one in lost:
+                self._record.lost(Lost(one.replica, one.step, torn), self._origin())
+        if self._agent and self._source:
+            told = tuple(map(shard_state.lost_reader, lost))
+            self._source.report(dataclasses.replace(self._report(0), lost=told))
+
     def _origin(self) -> Origin:
         """Where nobody goes back to a checkpoint, nothing is done anew."""
         number = self._replica or self._rank
@@ -395,6 +432,14 @@ class ShardReader(Generic[T]):
         """End the connection to the agent."""
         if self._source is not None:
             self._source.close()
+
+
+def _place_of(place: tuple[int, int] | None, environment: Environment) -> tuple[int, int]:
+    """A reader's number, and how many there are; raises ValueError if it is none of them."""
+    number, readers = place or (environment.rank, environment.world_size)
+    if not 0 <= number < readers:
+        raise ValueError(f"place={place}: expected a number below that of all readers")
+    return number, readers
 
 
 def _digest(shards: Sequence[str], seed: int | None) -> str:

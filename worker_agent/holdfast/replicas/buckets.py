@@ -13,7 +13,8 @@ bucket, a small one, has two buffers, and no other is begun before the first is 
 one gradient (of this rank's shard) and the first bucket.
 
 Behind the last bucket's gradients travel the micro-batches that are in a sum, as zeros and ones,
-the total of their weights, the learning rate, and whether the replica sees another roster.
+the total of their weights, the learning rate, whether the replica sees another roster, and how far
+its readers of shards are (`places`).
 
 Parameters of FSDP2 are this rank's shards. Whole parameters of a replica of several ranks are
 summed within it first; each rank then reduces a part over the replicas, and the parts are gathered.
@@ -72,6 +73,11 @@ class Bucket:
             return
         self._flat = self._zeros(self._part * self._inner.size)
         self._sent = self._zeros(self._part + self._tail) if self._tail else self._mine()
+
+    def widen(self, tail: int) -> None:
+        """Have so many numbers behind the gradients; before the first reduction."""
+        self._tail = tail
+        self.allocate()
 
     def _zeros(self, count: int) -> torch.Tensor:
         import torch

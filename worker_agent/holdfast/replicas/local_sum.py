@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.replicas.buckets import EXTRA, Bucket, Reduction, buckets_of, local
 from holdfast.replicas.errors import ContentError, ModelError
+from holdfast.replicas.places import PlacedReader, ReaderPlaces
 from holdfast.replicas.refusals import check_gradients, check_model, check_parameters, names_of
 
 if TYPE_CHECKING:
@@ -52,8 +53,10 @@ class LocalSum:
         self._parameters = [one for one in trained.values() if one.requires_grad]
         if not self._parameters:
             raise ModelError("the model has no parameter that needs a gradient")
-        tail = micro_batches + EXTRA
-        self.buckets: list[Bucket] = buckets_of(self._parameters, own, tail, bucket_bytes)
+        self._counted = micro_batches + EXTRA
+        """Numbers behind the gradients that come before the places of readers."""
+        self.places = ReaderPlaces()
+        self.buckets: list[Bucket] = buckets_of(self._parameters, own, self._counted, bucket_bytes)
         self.keeps = False
         """The buffers have the reduced gradient of the newest step."""
         self.gave = self.content = frozenset[int]()
@@ -73,7 +76,13 @@ class LocalSum:
             "micro_batches": float(self._micro_batches),
             "model (shapes and dtypes of its parameters)": _number(shapes),
             "bucket_bytes": _number(sizes),
+            "count of shard readers": float(self.places.count),
         }
+
+    def carry_place(self, reader: PlacedReader) -> None:
+        """Have the place of a reader travel with the sum; before the first reduction."""
+        self.places.add(reader)
+        self.buckets[-1].widen(self._counted + self.places.size(self._micro_batches))
 
     def drop(self) -> None:
         """Begin with zeros."""
@@ -86,12 +95,14 @@ class LocalSum:
         self._weight, self._now = 0.0, None
         self._attempt: Reduction | None = None
         self._others = 0.0
-        self._told = []
+        self._told, self.told_places = [], list[float]()
 
     _now: float | None
     """Weight of the micro-batch in work; None: it counts as one."""
     _told: list[float]
     """Numbers that came with the whole sum; empty: it is torn."""
+    told_places: list[float]
+    """Those of the places of readers (`ReaderPlaces.note`)."""
 
     def weigh(self, weight: float) -> None:
         """Add to the weight of the micro-batch in work."""
@@ -108,7 +119,12 @@ class LocalSum:
         self._is_checked = False
 
     def arm(
-        self, replicas: Group, deal: Sequence[int], rate: float, sees_change: Callable[[], bool]
+        self,
+        replicas: Group,
+        deal: Sequence[int],
+        rate: float,
+        step: int,
+        sees_change: Callable[[], bool],
     ) -> None:
         """Reduce buckets from now on as they are filled: the last micro-batch begins.
 
@@ -116,13 +132,18 @@ class LocalSum:
             replicas: The members.
             deal: Micro-batches that are in the sum once it ends, besides those that are.
             rate: The learning rate, which all must have.
+            step: Steps that are applied with this one.
             sees_change: Tells if there is another roster than the one that is followed.
         """
         self.buckets[0].swap()
 
         def fill(tail: torch.Tensor) -> None:
-            self._fill(tail, sorted({*self.held, *deal}), rate)
-            tail[-1] = sees_change()
+            held, counted = sorted({*self.held, *deal}), tail[: self._counted]
+            tail.zero_()
+            self._fill(counted, held, rate)
+            counted[-1] = sees_change()
+            if held and self.places.count:
+                self.places.fill(tail[self._counted :], held[0], replicas.rank, step)
 
         self._attempt, self._replicas = Reduction(self.buckets, replicas, fill), replicas
 
@@ -153,7 +174,8 @@ class LocalSum:
                 attempt.finish()
             except SyncError as error:
                 self.torn = str(error)
-        self._told = [] if self.torn else self._tail()
+        tail = [] if self.torn else self._tail()
+        self._told, self.told_places = tail[: self._counted], tail[self._counted :]
         first, all_see, lost = attempt.first_is_whole, self._all_see(), is_lost()
         if self._own.size > 1:
             first, all_see, lost = self._tell(attempt, all_see=all_see, lost=lost)
@@ -213,6 +235,7 @@ class LocalSum:
             SyncError: it was not given whole; the local sum is as it was.
         """
         self.keeps = False
+        self.places.forget()  # those of that step came with the sum
         try:
             for bucket in self.buckets:
                 receive(bucket.reduced)
@@ -238,7 +261,6 @@ class LocalSum:
         weight = self._weight
         if len(held) > len(self.held):
             weight += 1.0 if self._now is None else self._now
-        tail.zero_()
         tail[torch.tensor(held, dtype=torch.long, device=tail.device)] = 1
         tail[-EXTRA], tail[1 - EXTRA] = weight, rate * len(held)
 

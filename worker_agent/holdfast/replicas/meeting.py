@@ -23,6 +23,7 @@ All make the plan from the same standings, and so the same plan.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +33,15 @@ from holdfast.replicas.errors import MeetingError
 
 LINEAGE_BITS: Final = 52
 """Of a lineage: as many as a float64 carries exactly."""
+
+
+class OnLoss(enum.StrEnum):
+    """The rest of a step in which a replica is lost."""
+
+    RECOMPUTE = "recompute"
+    """The others compute what it had not delivered: each step has all its micro-batches."""
+    FEWER = "fewer"
+    """The step is taken with those that are there; the mean is over them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ micro-batches in each step.
 
 from __future__ import annotations
 
-import enum
 import logging
 import math
 import time
@@ -30,11 +29,13 @@ from holdfast.replicas.meeting import (
     NUMBERS,
     Agreement,
     Began,
+    OnLoss,
     Standing,
     agree,
     lineage_of,
     unlike_others,
 )
+from holdfast.replicas.places import PlacedReader
 from holdfast.replicas.refusals import check_optimizers
 from holdfast.replicas.warm_up import warm_up
 
@@ -46,15 +47,6 @@ if TYPE_CHECKING:
     from holdfast.local_sgd.members.members import Members
 
 log: Final = logging.getLogger("holdfast")
-
-
-class OnLoss(enum.StrEnum):
-    """The rest of a step in which a replica is lost."""
-
-    RECOMPUTE = "recompute"
-    """The others compute what it had not delivered: each step has all its micro-batches."""
-    FEWER = "fewer"
-    """The step is taken with those that are there; the mean is over them."""
 
 
 class Replicated:
@@ -139,6 +131,19 @@ class Replicated:
             ReplicasError: the state is no plain data.
         """
         self._state.carry(name, one)
+
+    def carry_place(self, reader: PlacedReader) -> None:
+        """Have the place of a reader of shards travel with the gradients of what it has read.
+
+        So those that are left know how far a lost replica's records count. `ShardReader` calls it.
+
+        Raises:
+            ReplicasError: a step has begun.
+        """
+        if self._begun:
+            raise ReplicasError("make all readers of shards before the first step")
+        self._sum.carry_place(reader)
+        self._form |= self._sum.form()
 
     def weigh(self, weight: float) -> None:
         """Count this rank's part of a micro-batch, whose loss is a sum, by its weight (tokens).
@@ -236,7 +241,7 @@ class Replicated:
         self._work_from = time.monotonic_ns()
 
     def _arm(self, deal: tuple[int, ...]) -> None:
-        self._sum.arm(self._group, deal, self._rate(), self._members.has_changed)
+        self._sum.arm(self._group, deal, self._rate(), self.steps + 1, self._members.has_changed)
 
     def _has_lost(self) -> bool:
         """Tell if a member is out of the newest roster."""
@@ -257,6 +262,7 @@ class Replicated:
             return False
         self._sum.write(least=int(self._on_loss is OnLoss.RECOMPUTE), rate=self._rate())
         self._count(lineage_of(self._lineage, self._membership.epoch))
+        self._sum.places.note(self._sum.told_places, self.steps, self.replicas)
         return True
 
     def _tell_work(self) -> None:
@@ -379,6 +385,8 @@ class Replicated:
             self._deal = self._deal if self._on_loss is OnLoss.RECOMPUTE else ()
             self.recomputed += len(self._deal)
         self._agreed = plan.step, self._deal
+        lack = {*plan.behind, *dict(plan.heals)}
+        self._sum.places.meet(me, self.replicas, lack, self.steps + 1)
 
     def _check_drop(self) -> None:
         """Refuse to go on with the next records of a stream where those of this step are lost."""

@@ -24,7 +24,13 @@ from holdfast.data.shard_state import DoneShards, positions
 from holdfast.flash.server.protocol import listen
 from holdfast_wire import datagrams, keys
 from holdfast_wire.datagrams import DatagramError
-from holdfast_wire.messages import ReaderClaim, ReaderOpened, ReaderReport, ShardsLeased
+from holdfast_wire.messages import (
+    LostReader,
+    ReaderClaim,
+    ReaderOpened,
+    ReaderReport,
+    ShardsLeased,
+)
 
 log: Final = logging.getLogger(__name__)
 _KINDS: Final = (ReaderHello, ReaderOpened, ReaderReport)
@@ -58,13 +64,18 @@ class RelayedReader:
         """Shards that are done and not reported to the master."""
         self._sent = list[tuple[float, int]]()
         """Those reported lately, with the time."""
+        self._lost = list[tuple[float, LostReader]]()
+        """Told of readers that are lost, with the time."""
         self.waits = False
         """There is progress to report."""
         self.pace: float | None = None
         """Least time between two reports of progress, s; None: no master has said so."""
 
     def reported(self, report: ReaderReport, now: float) -> ReaderReport | None:
-        """Take what it has read; return what the master is to hear at once: requests."""
+        """Take what it has read; return what the master is to hear at once.
+
+        That are requests, and words of readers that are lost: others wait for their shards.
+        """
         self._step = max(self._step, report.step)
         self._held |= {one.ordinal: one.position for one in report.positions}
         for ordinal in report.done:
@@ -72,6 +83,9 @@ class RelayedReader:
                 self._done.add(ordinal)
                 self._unsent.append(ordinal)
         self.waits = True
+        self._lost += [(now, one) for one in report.lost]
+        if report.lost:
+            return dataclasses.replace(self.progress(now), lost=report.lost)
         if not report.wanted:
             return None
         self._asked = dataclasses.replace(report, positions=(), done=())
@@ -121,8 +135,9 @@ class RelayedReader:
             )
             opened = dataclasses.replace(opened, claim=claim, wanted=0)
         unsure = tuple(ordinal for _, ordinal in self._sent)
-        progress = self.progress(now)
-        progress = dataclasses.replace(progress, done=(*unsure, *progress.done))
+        self._lost = [one for one in self._lost if one[0] > now - UNSURE_SECONDS]
+        progress, lost = self.progress(now), tuple(one for _, one in self._lost)
+        progress = dataclasses.replace(progress, done=(*unsure, *progress.done), lost=lost)
         return [opened, progress, *([] if self._asked is None else [self._asked])]
 
 

@@ -18,6 +18,7 @@ from holdfast_master.job.state.wording import short
 from holdfast_master.policies.data import claims
 from holdfast_master.policies.data import ledger as policy
 from holdfast_master.policies.data.ledger import Group, Ledger, Reader
+from holdfast_master.policies.data.ledger_message import message_of, named, positions
 from holdfast_master.policies.quantities import counted
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
@@ -29,6 +30,9 @@ COMMIT_SECONDS: Final = 60.0
 LEAVE_SECONDS: Final = 40.0
 """For so long nobody else is leased what a replica has that was told to end, s: as long as agents
 take to stop, and some more. One that is gone sooner returns it then."""
+LOST_SECONDS: Final = 10.0
+"""For so long nobody else is leased what a lost replica has, s: others tell how far it had read
+once they have met without it, which takes them a second at most."""
 LEAVING_SECONDS: Final = 0.5
 """Between two looks whether they have, s, where there is nothing else to lease."""
 _OF_ONE_REPLICA: Final = (
@@ -136,7 +140,7 @@ def _begin(job: JobContext, group: Group, opened: Mapping[int, wire.ReaderOpened
         lost = _OF_ONE_REPLICA
     job.data.floors.pop(name, None)  # of steps that may come again
     lost = made.begin(group, given) or lost
-    job.out.record(made.message(), durable=True)
+    job.out.record(message_of(made), durable=True)
     count = counted(len(opened), "reader")
     text = f"dataset {short(name)}: {count} of round {group.round} begin at step {step}"
     job.out.event(EventReason.READERS_BEGAN, text)
@@ -159,6 +163,42 @@ def reported(job: JobContext, node: Node, number: int, message: wire.ReaderRepor
         job.timers.ensure(Timer.SHARDS, job.now + COMMIT_SECONDS)
     if own is not None:
         _note_asked(job, node, reader, message, request=message.request)
+    for one in message.lost:
+        _note_lost(job, message.dataset, message.rank, one)
+
+
+def _note_lost(job: JobContext, name: str, rank: int, lost: wire.LostReader) -> None:
+    """Note how far a reader of a lost replica had read; once all of its are known, it has ended."""
+    ledger = job.state.ledgers.get(name)
+    if ledger is None:
+        return
+    told = job.data.told.setdefault(name, {})
+    for reader in ledger.readers_of(lost.replica):
+        if reader.rank == rank:
+            told.setdefault(reader, lost)
+    _end_told(job, ledger)
+
+
+def _end_told(job: JobContext, ledger: Ledger) -> None:
+    """Return what lost groups have left where others have told how far each reader had read."""
+    told = job.data.told.get(ledger.name, {})
+    for group in sorted(ledger.lost):
+        readers = {one for one in ledger.readers_of(group.replica) if one.group == group}
+        if readers <= told.keys():
+            flush(job)
+            _end_reading(job, ledger, group, {one.rank: told.pop(one) for one in sorted(readers)})
+
+
+def _end_reading(
+    job: JobContext, ledger: Ledger, group: Group, told: Mapping[int, wire.LostReader]
+) -> None:
+    fact = wire.ReadersEnded(
+        dataset=ledger.name,
+        group=wire.ReaderGroup(replica=group.replica, round=group.round),
+        ranks=tuple(told),
+        lost=tuple(told.values()),
+    )
+    job.out.record(fact, durable=True)
 
 
 def _leaving(job: JobContext, node: Node, number: int) -> Group | None:
@@ -167,30 +207,59 @@ def _leaving(job: JobContext, node: Node, number: int) -> Group | None:
     return next((one for one, ranks in groups if one.round == number and node.rank in ranks), None)
 
 
-def told_to_end(job: JobContext, replicas: Collection[int]) -> tuple[wire.LeavingReaders, ...]:
-    """The replicas that read shards and that the next world, of these, leaves out."""
-    if not job.state.ledgers or job.state.assigned is None:
-        return ()
+def left_out(
+    job: JobContext, replicas: Collection[int], nodes: Collection[int]
+) -> tuple[tuple[wire.LeavingReaders, ...], tuple[wire.ReaderGroup, ...]]:
+    """The replicas that read shards and that the next world leaves out: to end, and lost.
+
+    A process that had died is known to be lost where another one starts in its place.
+
+    Args:
+        job: The job.
+        replicas: Numbers of those that go on.
+        nodes: Node ranks of the next world.
+    """
+    ledgers = job.state.ledgers.values()
+    if not ledgers or job.state.assigned is None:
+        return (), ()
     agents = {rank: node.agent_id for rank, node in job.state.nodes.items()}
-    return policy.leaving(job.state.assigned, replicas, agents)
+    leaving, lost = policy.left_out(job.state.assigned, replicas, agents)
+    told = {Group(one.replica, one.round): frozenset(one.node_ranks) for one in leaving}
+    for ledger in ledgers:
+        told |= ledger.leaving
+    dead = [group for group, ranks in told.items() if not ranks.isdisjoint(nodes)]
+    groups = {Group(one.replica, one.round) for one in lost}.union(dead)
+    named_groups = (wire.ReaderGroup(replica=one.replica, round=one.round) for one in groups)
+    return tuple(leaving), tuple(sorted(named_groups, key=lambda one: one.replica))
 
 
 def await_leaving(job: JobContext) -> None:
-    """Have readers that were told to end return what they have in time, however they end."""
+    """Have readers return what they have in time: that were told to end, or that are lost."""
     for ledger in job.state.ledgers.values():
+        _end_told(job, ledger)
         for group in ledger.leaving:
             job.timers.ensure(Timer.READERS_LEAVE, job.now + LEAVE_SECONDS, group.replica)
+        for group in ledger.lost:
+            job.timers.ensure(Timer.READERS_LOST, job.now + LOST_SECONDS, group.replica)
 
 
 def leave_due(job: JobContext, replica: int) -> None:
     """Readers that were told to end have not, or stand by: others read what they have left."""
-    flush(job)
     for ledger in list(job.state.ledgers.values()):
-        groups = {group for group in ledger.leaving if group.replica == replica}
-        if groups:
-            made = ledger.copy()
-            made.end_leaving(groups)
-            job.out.record(made.message(), durable=True)
+        _return_all(job, ledger, [one for one in ledger.leaving if one.replica == replica])
+
+
+def lost_due(job: JobContext, replica: int) -> None:
+    """Nobody has told how far lost readers had read: what they had committed counts."""
+    for ledger in list(job.state.ledgers.values()):
+        _return_all(job, ledger, [one for one in ledger.lost if one.replica == replica])
+
+
+def _return_all(job: JobContext, ledger: Ledger, groups: Collection[Group]) -> None:
+    if groups:
+        flush(job)
+    for group in groups:
+        _end_reading(job, ledger, group, {})
 
 
 def node_goes(job: JobContext, rank: int) -> None:
@@ -220,7 +289,7 @@ def deal(job: JobContext) -> None:
         ready = sorted(
             reader for reader in asked if ledger is not None and reader.group in ledger.groups
         )
-        if ledger is not None and ready and ledger.leaving and not ledger.left:
+        if ledger is not None and ready and (ledger.leaving or ledger.lost) and not ledger.left:
             # These are not the last ones: they are told so once it is known what comes back.
             job.timers.ensure(Timer.LEASES, job.now + LEAVING_SECONDS)
         elif ledger is not None and ready:
@@ -235,7 +304,7 @@ def _lease(job: JobContext, ledger: Ledger, asked: Mapping[Reader, Asked]) -> No
     if chosen:
         leases = tuple(
             wire.ReaderLeases(
-                reader=policy.named(reader),
+                reader=named(reader),
                 request=asked[reader].request,
                 ordinals=tuple(ordinals),
             )
@@ -258,7 +327,7 @@ def _lease(job: JobContext, ledger: Ledger, asked: Mapping[Reader, Asked]) -> No
                 dataset=ledger.name,
                 rank=reader.rank,
                 request=one.request,
-                held=policy.positions(held),
+                held=positions(held),
                 ended=over and reader not in given,
                 floor=floor,
                 floor_step=floor_step,
@@ -279,10 +348,10 @@ def flush(job: JobContext) -> None:
             dataset=name,
             readers=tuple(
                 wire.ReaderProgress(
-                    reader=policy.named(reader),
+                    reader=named(reader),
                     step=one.step,
-                    positions=policy.positions(one.positions),
-                    done=tuple(sorted(one.done)),
+                    positions=positions(one.positions),
+                    done=tuple(one.done),
                 )
                 for reader, one in sorted(readers.items())
             ),

@@ -160,6 +160,7 @@ def _remove(job: JobContext, node: Node, text: str) -> None:
     marked = wire.NodeGoodput(node_rank=node.rank, classes=entries(totals))
     job.out.record(wire.GoodputMarked(nodes=(marked,)))
     job.out.record(wire.NodeGone(node_rank=node.rank, agent_id=node.agent_id, reason=text))
+    shards.await_leaving(job)
 
 
 def renew(job: JobContext, node: Node, why: str, text: str) -> None:

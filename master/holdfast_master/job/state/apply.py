@@ -19,7 +19,7 @@ from holdfast_master.job.state.job_state import (
 )
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.policies import failure_rate, node_history
-from holdfast_master.policies.data import ledger
+from holdfast_master.policies.data import ledger, ledger_message
 from holdfast_master.policies.goodput import from_entries
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import Cause
@@ -292,12 +292,19 @@ def _readers_joined(state: JobState, fact: wire.ReadersJoined) -> None:
         found.join(ledger.Group(group.replica, group.round), group.readers)
 
 
+def _readers_ended(state: JobState, fact: wire.ReadersEnded) -> None:
+    found, group = state.ledgers.get(fact.dataset), fact.group
+    if found is not None and group is not None:
+        told = dict(zip(fact.ranks, fact.lost, strict=True))
+        found.end_reading(ledger.Group(group.replica, group.round), told)
+
+
 def _shards_given(state: JobState, fact: wire.ShardsGiven) -> None:
     found = state.ledgers.get(fact.dataset)
     if found is None:
         return
     for one in fact.leases:
-        found.lease(ledger.reader_of(one.reader), one.request, one.ordinals)
+        found.lease(ledger_message.reader_of(one.reader), one.request, one.ordinals)
 
 
 def _shards_committed(state: JobState, fact: wire.ShardsCommitted) -> None:
@@ -306,7 +313,7 @@ def _shards_committed(state: JobState, fact: wire.ShardsCommitted) -> None:
         return
     for one in fact.readers:
         positions = {each.ordinal: each.position for each in one.positions}
-        found.commit(ledger.reader_of(one.reader), one.step, positions, one.done)
+        found.commit(ledger_message.reader_of(one.reader), one.step, positions, one.done)
 
 
 def _newest(field: str) -> Callable[[JobState, Any], None]:
@@ -341,9 +348,10 @@ _CHANGES: Final[dict[type, Callable[[JobState, Any], object]]] = {
     wire.OuterRoster: _outer_roster,
     wire.SyncChosen: _newest("sync"),
     wire.ShardLedger: lambda state, fact: state.ledgers.update(
-        {fact.name: ledger.of_message(fact)}
+        {fact.name: ledger_message.of_message(fact)}
     ),
     wire.ReadersJoined: _readers_joined,
+    wire.ReadersEnded: _readers_ended,
     wire.ShardsGiven: _shards_given,
     wire.ShardsCommitted: _shards_committed,
     wire.JobFolded: snapshot.load,

@@ -26,12 +26,13 @@ class Progress:
 
     step: int = 0
     positions: dict[int, int] = dataclasses.field(default_factory=dict)
-    done: set[int] = dataclasses.field(default_factory=set)
+    done: dict[int, None] = dataclasses.field(default_factory=dict)
+    """In the order in which they were read."""
 
     def add(self, message: wire.ReaderReport) -> None:
         """Add a report."""
         self.step = max(self.step, message.step)
-        self.done.update(message.done)
+        self.done |= dict.fromkeys(message.done)
         self.positions.update({one.ordinal: one.position for one in message.positions})
         for ordinal in message.done:
             self.positions.pop(ordinal, None)
@@ -54,8 +55,17 @@ class DataRequests:
     floors: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     """By dataset, the first ordinal that was not done by the newest step, and that step."""
 
-    def keep_only(self, groups: Collection[Group]) -> None:
-        """Forget the readers of all other groups: they have ended."""
+    told: dict[str, dict[Reader, wire.LostReader]] = dataclasses.field(default_factory=dict)
+    """By dataset, what others have told of readers of lost replicas. The word may come before the
+    world is decided that leaves them out."""
+
+    def keep_only(self, groups: Collection[Group], lost: Collection[Group] = ()) -> None:
+        """Forget the readers of all other groups: they have ended.
+
+        lost: Groups of which others are still to tell what they had read.
+        """
+        for name in self.told:
+            _drop_others(self.told[name], lost)
         for key in [one for one in self.openings if one[1] not in groups]:
             del self.openings[key]
         for asked in self.asked.values():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.policies.data import ledger
+from holdfast_master.policies.data import ledger_message
 from holdfast_master.policies.data.ledger import Ledger
 from holdfast_master.policies.goodput import MICROS, Totals, from_entries
 from holdfast_wire.messages import GoodputEntry, JobFolded, PastMaster
@@ -73,8 +73,10 @@ def _dict(value: Any, item: Any) -> _Container:
         )
     if value is Ledger:
         return _Container(
-            lambda known: [one.message() for one in known.values()],
-            lambda into, items: into.update({one.name: ledger.of_message(one) for one in items}),
+            lambda known: [ledger_message.message_of(one) for one in known.values()],
+            lambda into, items: into.update(
+                {one.name: ledger_message.of_message(one) for one in items}
+            ),
             spread=True,
         )
     second = others[0]

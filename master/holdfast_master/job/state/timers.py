@@ -41,6 +41,7 @@ class Timer(enum.Enum):
     LEASES = "readers that ask for shards have waited long enough for others to be leased with"
     SHARDS = "write down what readers of shards have committed"
     READERS_LEAVE = "readers that were told to end have had the time to"
+    READERS_LOST = "others have had the time to tell how far lost readers had read"
     TERMINAL = "(incident) no better evidence came: the job ends"
     EVIDENCE = "(incident) evidence does not count any more: close it"
     STRAGGLER_SLICE = "go on with a look at the ranks' collectives"

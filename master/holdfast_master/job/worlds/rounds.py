@@ -14,7 +14,7 @@ from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.job.state.world import World, world_hash
 from holdfast_master.job.worlds import assignment, digests, flush, replicas, stores
 from holdfast_master.policies import rendezvous
-from holdfast_master.policies.data.ledger import groups_of
+from holdfast_master.policies.data.ledger import Group, groups_of
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Attendance, Candidate, Form, Seat, Wait
 from holdfast_master.policies.replicas import SeatedReplica
@@ -252,6 +252,9 @@ def _decide(
     number = max(state.round, job.worlds.newest_round_seen) + 1
     recorded = tuple(replicas.as_member(one) for one in members)
     cause = job.incidents.current.best.text if job.incidents.current else job.worlds.broken
+    leaving, lost = shards.left_out(
+        job, [one.number for one in chosen], [one.node_rank for one in members]
+    )
     fact = WorldDecided(
         replicas=replicas.recorded(job, number, chosen),
         group=0,
@@ -260,10 +263,11 @@ def _decide(
         restart_count=_restarts(job),
         reason=f"{cause}; {verdict.reason}" if cause else verdict.reason,
         world_hash=world_hash(job.identity.epoch, 0, number, recorded),
-        leaving=shards.told_to_end(job, [one.number for one in chosen]),
+        leaving=leaving,
+        lost=lost,
     )
     job.out.record(fact)
-    job.data.keep_only(groups_of(fact))
+    job.data.keep_only(groups_of(fact), {Group(one.replica, one.round) for one in lost})
     shards.await_leaving(job)
     world = World(fact, job.bounds)
     job.worlds.decide(world)

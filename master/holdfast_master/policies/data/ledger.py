@@ -54,6 +54,10 @@ class CommittedChange(NamedTuple):
     ordinal: int
     position: int
     """Next record before the change."""
+    replica: int = 0
+    """Number of the replica that committed it."""
+    rank: int = 0
+    """Rank in it."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -80,6 +84,9 @@ class Ledger:
     leaving: dict[Group, frozenset[int]] = dataclasses.field(default_factory=dict)
     """Groups that are told to end, with their node ranks: until these are gone, their reports
     count, and nobody else is leased what they have."""
+    lost: set[Group] = dataclasses.field(default_factory=set)
+    """Groups that are lost: nobody else is leased what they have before others have told how far
+    they had read, or have had the time to."""
     newest: int = 0
     """Newest step that progress was committed with."""
     changes: list[CommittedChange] = dataclasses.field(default_factory=list)
@@ -115,9 +122,13 @@ class Ledger:
 
     @property
     def floor(self) -> int:
-        """First ordinal that is not done: by the newest step all before it are."""
+        """First ordinal that may not be done: by the newest step all before it are.
+
+        What a replica has told of the newest steps may be undone (`end_reading`).
+        """
         held = (ordinal for leases in self.open.values() for ordinal in leases)
-        return min([self.fresh, *self.returned, *held])
+        unsure = (one.ordinal for one in self.changes if one.step >= self.newest - 1)
+        return min([self.fresh, *self.returned, *held, *unsure])
 
     @property
     def epoch(self) -> int:
@@ -126,8 +137,13 @@ class Ledger:
         return min(self.fresh // self.shards, last)
 
     def held(self, reader: Reader) -> dict[int, int]:
-        """The leases of a reader."""
+        """The leases of a reader, in the order in which it reads them."""
         return self.open.get(reader, {})
+
+    def readers_of(self, replica: int) -> set[Reader]:
+        """The readers of a replica that hold shards, whether it reads yet or not."""
+        held = (reader for reader, leases in self.open.items() if leases)
+        return {reader for reader in held if reader.group.replica == replica}
 
     # ------------------------------------------------------------------------------- leasing
 
@@ -178,15 +194,15 @@ class Ledger:
         """Take a reader's progress: it is part of the state after `step`.
 
         A shard that is not the reader's any more was returned, and may be another's: the report
-        changes nothing.
+        changes nothing. Changes are kept in the order of reading.
         """
         leases = self.open.get(reader, {})
-        for ordinal, position in positions.items():
-            if self._note(reader, step, ordinal):
-                leases[ordinal] = max(leases[ordinal], position)
         for ordinal in done:
             if self._note(reader, step, ordinal):
                 del leases[ordinal]
+        for ordinal, position in positions.items():
+            if self._note(reader, step, ordinal):
+                leases[ordinal] = max(leases[ordinal], position)
         self.newest = max(self.newest, step)
         if len(self.changes) > 2 * KEPT_CHANGES:
             self.forgotten = max(change.step for change in self.changes[:-KEPT_CHANGES])
@@ -199,7 +215,9 @@ class Ledger:
             self.late += 1
             return False
         if reader.group.replica:
-            self.changes.append(CommittedChange(step, ordinal, position))
+            self.changes.append(
+                CommittedChange(step, ordinal, position, reader.group.replica, reader.rank)
+            )
         return True
 
     def follow(self, world: wire.WorldDecided, there: Collection[int] = frozenset()) -> None:
@@ -212,25 +230,30 @@ class Ledger:
         """
         groups, stay = groups_of(world), {one.node_rank for one in world.members}
         told = {Group(one.replica, one.round): frozenset(one.node_ranks) for one in world.leaving}
-        self.keep_only(
-            groups,
-            {
-                group: ranks.intersection(there)
-                for group, ranks in (self.leaving | told).items()
-                if group not in groups and not ranks & stay and not ranks.isdisjoint(there)
-            },
-        )
+        lost = {Group(one.replica, one.round) for one in world.lost}
+        leaving = {
+            group: ranks.intersection(there)
+            for group, ranks in (self.leaving | told).items()
+            if group not in groups and not ranks & stay and not ranks.isdisjoint(there)
+        }
+        self.keep_only(groups, leaving, (self.lost | lost) - groups - leaving.keys())
 
     def keep_only(
-        self, groups: Collection[Group], leaving: Mapping[Group, frozenset[int]] | None = None
+        self,
+        groups: Collection[Group],
+        leaving: Mapping[Group, frozenset[int]] | None = None,
+        lost: Collection[Group] = (),
     ) -> None:
         """Return the leases of all other groups, each from its committed position.
 
         leaving: Groups that still read, with their node ranks.
+        lost: Groups of which others tell how far they had read.
         """
         read = {one.group for one, leases in self.open.items() if leases}
         self.leaving = {group: ranks for group, ranks in (leaving or {}).items() if group in read}
-        for reader in [one for one in self.open if one.group not in {*groups, *self.leaving}]:
+        self.lost = read.intersection(lost)
+        kept = {*groups, *self.leaving, *self.lost}
+        for reader in [one for one in self.open if one.group not in kept]:
             self.returned |= self.open.pop(reader)
         for reader in [one for one in self.asked if one.group not in groups]:
             del self.asked[reader]
@@ -238,17 +261,48 @@ class Ledger:
             del self.groups[group]
 
     def node_gone(self, rank: int) -> None:
-        """Return what a group that was told to end has left, once all of its nodes are gone."""
+        """Have a group that was told to end be lost, once all of its nodes are gone.
+
+        It may have ended behind a reduction, before it had told of it.
+        """
         for group in [one for one, ranks in self.leaving.items() if rank in ranks]:
             self.leaving[group] -= {rank}
             if not self.leaving[group]:
-                self.end_leaving({group})
+                del self.leaving[group]
+                self.lost.add(group)
 
-    def end_leaving(self, groups: Collection[Group]) -> None:
-        """Return what groups that were told to end have left."""
-        for reader in [one for one in self.open if one.group in groups]:
+    def end_reading(self, group: Group, told: Mapping[int, wire.LostReader] | None = None) -> None:
+        """Return what a group has left that was told to end, or is lost.
+
+        told: What others know of its readers, by rank; None: what they had committed counts.
+        """
+        for rank, lost in (told or {}).items():
+            self._correct(Reader(group, rank), lost)
+        for reader in [one for one in self.open if one.group == group]:
             self.returned |= self.open.pop(reader)
-        self.leaving = {one: ranks for one, ranks in self.leaving.items() if one not in groups}
+        self.leaving.pop(group, None)
+        self.lost.discard(group)
+
+    def _correct(self, reader: Reader, lost: wire.LostReader) -> None:
+        """Have a lost reader have read what the sums of others have, not more and not less.
+
+        It may have died behind a reduction, before it told so. One that was torn for all others
+        may have been whole for it, which it has told: that is undone.
+        """
+        name, leases = (reader.group.replica, reader.rank), self.held(reader)
+        late = [one for one in self.changes if one.step > lost.step]
+        late = [one for one in late if (one.replica, one.rank) == name]
+        undone = {one.ordinal: one.position for one in reversed(late)}
+        done = {one.ordinal: 0 for one in late if one.ordinal not in leases}
+        leases = self.open[reader] = {**done, **leases, **undone}
+        gone = set(late)
+        self.changes = [one for one in self.changes if one not in gone]
+        order = list(leases)
+        if lost.newest is None or lost.newest.ordinal not in order:
+            return  # it had read nothing, or has told of all that it had read
+        at, position = order.index(lost.newest.ordinal), lost.newest.position
+        read = {} if lost.done else {lost.newest.ordinal: position}
+        self.commit(reader, lost.step, read, order[: at + lost.done])
 
     # ------------------------------------------------------------------------------- restore
 
@@ -256,6 +310,7 @@ class Ledger:
         """Have a group begin beside others, with the state that it is given of them."""
         self.groups[group] = readers
         self.leaving.pop(group, None)  # a successor has taken an earlier world up
+        self.lost.discard(group)
 
     def begin(self, group: Group, claims: Mapping[int, wire.ReaderClaim | None]) -> str:
         """Have the first group begin from what its readers' checkpoints say, by rank.
@@ -311,7 +366,9 @@ class Ledger:
         self._skip_to(ordinal + 1)
         position = self.returned.pop(ordinal, None)
         if position is not None and reader.group.replica:
-            self.changes.append(CommittedChange(step, ordinal, position))
+            self.changes.append(
+                CommittedChange(step, ordinal, position, reader.group.replica, reader.rank)
+            )
         return position is not None
 
     def _within(self, ordinals: Iterable[int]) -> Iterator[int]:
@@ -337,71 +394,9 @@ class Ledger:
             asked=dict(self.asked),
             groups=dict(self.groups),
             leaving=dict(self.leaving),
+            lost=set(self.lost),
             changes=list(self.changes),
         )
-
-    def message(self) -> wire.ShardLedger:
-        """The ledger as the journal has it."""
-        return wire.ShardLedger(
-            name=self.name,
-            shards=self.shards,
-            epochs=self.epochs,
-            digest=self.digest,
-            fresh=self.fresh,
-            returned=positions(self.returned),
-            leases=tuple(
-                wire.ReaderLeases(
-                    reader=named(reader),
-                    request=self.asked.get(reader, 0),
-                    ordinals=tuple(leases),
-                    positions=tuple(leases.values()),
-                )
-                for reader, leases in self.open.items()
-            ),
-            groups=tuple(
-                wire.ReaderGroup(replica=group.replica, round=group.round, readers=count)
-                for group, count in self.groups.items()
-            ),
-            leaving=tuple(
-                wire.LeavingReaders(
-                    replica=group.replica, round=group.round, node_ranks=tuple(sorted(ranks))
-                )
-                for group, ranks in self.leaving.items()
-            ),
-            newest=self.newest,
-            changes=tuple(
-                wire.ShardChange(step=one.step, ordinal=one.ordinal, position=one.position)
-                for one in self.changes
-            ),
-            forgotten=self.forgotten,
-            late=self.late,
-        )
-
-
-def of_message(message: wire.ShardLedger) -> Ledger:
-    """The ledger that `Ledger.message` made this from."""
-    leases = {reader_of(one.reader): one for one in message.leases}
-    return Ledger(
-        name=message.name,
-        shards=message.shards,
-        epochs=message.epochs,
-        digest=message.digest,
-        fresh=message.fresh,
-        returned={one.ordinal: one.position for one in message.returned},
-        open={
-            reader: dict(zip(one.ordinals, one.positions, strict=True))
-            for reader, one in leases.items()
-        },
-        asked={reader: one.request for reader, one in leases.items() if one.request},
-        groups={Group(one.replica, one.round): one.readers for one in message.groups},
-        leaving={
-            Group(one.replica, one.round): frozenset(one.node_ranks) for one in message.leaving
-        },
-        newest=message.newest,
-        changes=[CommittedChange(one.step, one.ordinal, one.position) for one in message.changes],
-        forgotten=message.forgotten,
-        late=message.late,
-    )
 
 
 def progress_seconds(readers: int) -> float:
@@ -419,41 +414,27 @@ def groups_of(world: wire.WorldDecided) -> set[Group]:
     return {Group(one.number, one.round) for one in world.replicas} or {Group(0, world.round)}
 
 
-def leaving(
+def left_out(
     last: wire.WorldDecided, replicas: Collection[int], agents: Mapping[int, str]
-) -> tuple[wire.LeavingReaders, ...]:
-    """The replicas that the next world leaves out and whose processes are still to end.
+) -> tuple[list[wire.LeavingReaders], list[wire.ReaderGroup]]:
+    """The replicas that the next world leaves out: those that are still to end, and the lost ones.
+
+    Where none goes on, nobody is left that could tell what lost ones had read.
 
     Args:
         last: The world before it.
         replicas: Numbers of those that go on.
         agents: Agent of each node that is not gone.
     """
-    found, members = [], iter(last.members)
+    leaving, lost, members = [], [], iter(last.members)
     for one in last.replicas:
         own = list(itertools.islice(members, one.nodes))
         there = all(agents.get(member.node_rank) == member.agent_id for member in own)
+        ranks = tuple(member.node_rank for member in own)
+        name = {"replica": one.number, "round": one.round}
         if there and one.number not in replicas:
-            ranks = tuple(member.node_rank for member in own)
-            found.append(wire.LeavingReaders(replica=one.number, round=one.round, node_ranks=ranks))
-    return tuple(found)
-
-
-def positions(leases: Mapping[int, int]) -> tuple[wire.ShardPosition, ...]:
-    """Ordinals with the next record of each, as a message has them."""
-    return tuple(
-        wire.ShardPosition(ordinal=ordinal, position=position)
-        for ordinal, position in leases.items()
-    )
-
-
-def named(reader: Reader) -> wire.ReaderName:
-    """A reader as the journal names it."""
-    replica, number = reader.group
-    return wire.ReaderName(replica=replica, round=number, rank=reader.rank)
-
-
-def reader_of(name: wire.ReaderName | None) -> Reader:
-    """The reader of this name in the journal."""
-    found = name or wire.ReaderName()
-    return Reader(Group(found.replica, found.round), found.rank)
+            leaving.append(wire.LeavingReaders(**name, node_ranks=ranks))
+        elif one.number not in replicas:
+            lost.append(wire.ReaderGroup(**name))
+    goes_on = any(one.number in replicas for one in last.replicas)
+    return leaving, lost if goes_on else []

@@ -199,6 +199,7 @@ _FACTS: dict[type, Callable[[Any], str]] = {
     wire.SyncChosen: _sync,
     wire.ShardLedger: _ledger,
     wire.ReadersJoined: lambda fact: f"{fact.dataset}: a replica reads, too",
+    wire.ReadersEnded: lambda fact: f"{fact.dataset}: what a replica had left is returned",
     wire.ShardsGiven: _given,
     wire.ShardsCommitted: lambda fact: (
         f"{fact.dataset}: progress of {counted(len(fact.readers), 'reader')}"

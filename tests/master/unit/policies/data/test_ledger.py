@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast_master.policies.data.ledger import Group, Ledger, Reader, of_message
+from holdfast_master.policies.data.ledger import Group, Ledger, Reader
+from holdfast_master.policies.data.ledger_message import message_of, of_message
 from holdfast_wire.messages import ReaderClaim, ShardPosition, ShardRange
 
 WORLD = Group(0, 1)
@@ -271,7 +272,7 @@ def test_a_ledger_goes_through_the_journal_and_back() -> None:
     made.commit(IN_ONE, 2, {0: 4}, (1,))
     made.keep_only({TWO})
     made.commit(IN_TWO, 3, {other: 1}, ())
-    assert of_message(made.message()) == made
+    assert of_message(message_of(made)) == made
     copied = made.copy()
     lease(made, IN_TWO)
     assert copied != made
