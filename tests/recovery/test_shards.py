@@ -189,8 +189,7 @@ _REPLICAS = f'''
 def test_replicas_that_nobody_restarts_read_each_record_once(
     start_job: StartJob, tmp_path: Path
 ) -> None:
-    """One is killed with its agent, then one alone, at drawn instants: what is in the others' sums
-    counts, and what is in none is read by them."""
+    """One is killed with its agent, then one alone: what is in no sum of the others, they read."""
     seed = random.randrange(10_000)
     print(f"seed {seed}")
     luck = random.Random(seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.data.counting import Applied, Line, Lost, Origin, Read, SampleCount, count
+from holdfast.data.counting import Applied, Line, LostReplica, Origin, Read, SampleCount, count
 
 BOTH = frozenset({0, 1})
 
@@ -159,11 +159,15 @@ def test_others_say_which_step_of_a_lost_reader_of_shards_counts() -> None:
     """It has not said so of its last one; one that it applied alone is in nobody's weights."""
     dead = record(7, Read(1, 0, 0, 0, (0, 1), shard="a"), committed(1),
                   Read(2, 0, 0, 0, (2, 3), shard="a"))  # fmt: skip
-    whole = record(8, Lost(7, 2, 3), Read(3, 0, 0, 0, (4,), shard="a", ends=True), committed(3))
+    whole = record(
+        8, LostReplica(7, 2, 3), Read(3, 0, 0, 0, (4,), shard="a", ends=True), committed(3)
+    )
     found = count([dead, whole])
     assert verdict(found) == (0, 0, ())
     assert found.epochs[0].used == 5
-    torn = record(8, Lost(7, 1, 2), Read(2, 0, 0, 0, (2, 3, 4), shard="a", ends=True), committed(2))
+    torn = record(
+        8, LostReplica(7, 1, 2), Read(2, 0, 0, 0, (2, 3, 4), shard="a", ends=True), committed(2)
+    )
     for last in ([], [committed(2)]):
         found = count([[*dead, *last], torn])
         assert verdict(found) == (0, 0, ())
@@ -173,7 +177,7 @@ def test_others_say_which_step_of_a_lost_reader_of_shards_counts() -> None:
 def test_what_a_lost_reader_had_read_behind_a_restart_is_done_anew() -> None:
     """All go back to a checkpoint after a word about it."""
     dead = record(7, Read(1, 0, 0, 0, (0, 1), shard="a"), Read(2, 0, 0, 0, (2,), shard="a"))
-    left = record(8, Lost(7, 2, 3))
+    left = record(8, LostReplica(7, 2, 3))
     again = record(9, Read(2, 0, 0, 0, (2,), shard="a", ends=True), committed(2),
                    generation="round 2", start=1)  # fmt: skip
     assert verdict(count([dead, left, again])) == (0, 0, ())

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from holdfast.data import shards as shard_reader
-from holdfast.data.shard_state import LostPlace, Place, lost_reader
+from holdfast.data.shard_state import lost_reader
 from holdfast.data.shards import ShardReader
+from holdfast.replicas.reader_place import LostPlace, ReaderPlace
 from holdfast_agent.workers.shard_relay import RelayedReader
 from holdfast_master.job.data.shards import COMMIT_SECONDS
 from holdfast_master.job.state.data import Progress
@@ -113,7 +114,7 @@ class Training:
         self.groups: dict[Group, list[Rank]] = {}
         self.taken: list[Taken] = []
         self.step = self.round = 0
-        self.places: dict[Reader, Place | None] = {}
+        self.places: dict[Reader, ReaderPlace | None] = {}
         """Of each reader, when the newest step began."""
         self.saved: list[tuple[int, list[Any], int]] = []
         """Step and states of each checkpoint, and records in its state."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.data import QuotaRecord, QuotaSampler, SampleMap
-from holdfast.data.counting import Applied, Lost, Origin, Read
+from holdfast.data.counting import Applied, LostReplica, Origin, Read
 from holdfast.data.record import SUFFIX, SampleRecord, files_of, lines_of
 from holdfast.data.samples_report import UNLIKE, main
 from holdfast.data.shards import ShardReader
@@ -24,10 +24,10 @@ def test_lines_come_back_as_they_were_written(tmp_path: Path) -> None:
     record.begin(ORIGIN)
     record.read(Read(1, 2, 0, 0, (5, 7)))
     record.applied(1, [2], None)
-    record.lost(Lost(2, 7, 8))
+    record.lost(LostReplica(2, 7, 8))
     [path] = files_of(tmp_path / "made")
     assert list(lines_of(path)) == [
-        ORIGIN, Read(1, 2, 0, 0, (5, 7)), Applied(1, frozenset({2}), None), Lost(2, 7, 8)
+        ORIGIN, Read(1, 2, 0, 0, (5, 7)), Applied(1, frozenset({2}), None), LostReplica(2, 7, 8)
     ]  # fmt: skip
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.data.shard_state import Place
 from holdfast.data.shards import ShardReader
 from holdfast.local_sgd.members.members import Membership
 from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.replicas.errors import ContentError, ModelError, ReplicasError
 from holdfast.replicas.meeting import Agreement
+from holdfast.replicas.reader_place import ReaderPlace
 from holdfast.replicas.replicated import Replicated
 
 
@@ -236,7 +236,7 @@ def test_the_place_of_a_reader_of_shards_travels_with_the_sum() -> None:
         return range(start, 5)
 
     shards = ShardReader(["a", "b"], read, replicated=made)
-    for at in (Place(0, 4), Place(1, 3)):
+    for at in (ReaderPlace(0, 4), ReaderPlace(1, 3)):
         for number in made.dealt():
             assert next(shards).value < 5
             model(rows()[number]).mean().backward()

@@ -65,7 +65,7 @@ class Applied:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Lost:
+class LostReplica:
     """A replica that was lost, as another one knows it by its sums."""
 
     replica: int
@@ -75,7 +75,7 @@ class Lost:
     """Step that the others were in when they met without it. It may have applied that one alone."""
 
 
-Line = Origin | Read | Applied | Lost
+Line = Origin | Read | Applied | LostReplica
 Place = tuple[int, int, int]
 """Step, number of a micro-batch, and the part of it that one rank of a replica reads."""
 
@@ -125,7 +125,7 @@ class _File:
     reads: dict[Place, Read] = dataclasses.field(default_factory=dict)
     shards: list[Read] = dataclasses.field(default_factory=list)
     """Of streams: nobody else can have given them."""
-    lost: list[Lost] = dataclasses.field(default_factory=list)
+    lost: list[LostReplica] = dataclasses.field(default_factory=list)
     steps: dict[int, Applied] = dataclasses.field(default_factory=dict)
     redone: set[int] = dataclasses.field(default_factory=set)
 
@@ -171,7 +171,7 @@ def _file(lines: Iterable[Line]) -> _File:
             found.reads[one.step, one.number, one.part] = one
         elif isinstance(one, Applied):
             found.steps[one.step] = one
-        elif isinstance(one, Lost):
+        elif isinstance(one, LostReplica):
             found.lost.append(one)
     return found
 

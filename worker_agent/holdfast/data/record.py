@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.data.counting import Applied, Line, Lost, Origin, Read
+from holdfast.data.counting import Applied, Line, LostReplica, Origin, Read
 from holdfast.environment import Environment
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _KINDS: Final[dict[str, type[Line]]] = {
     "origin": Origin,
     "read": Read,
     "applied": Applied,
-    "lost": Lost,
+    "lost": LostReplica,
 }
 
 
@@ -70,7 +70,7 @@ class SampleRecord:
         known = None if content is None else frozenset(content)
         self._write("applied", Applied(step, frozenset(gave), known))
 
-    def lost(self, one: Lost) -> None:
+    def lost(self, one: LostReplica) -> None:
         """Write down which step of a lost replica is the newest that counts."""
         self._write("lost", one)
 
@@ -124,7 +124,7 @@ class ShardRecords:
         self.reducing(step, origin)
         self._record.applied(step, [], [])
 
-    def lost(self, one: Lost, origin: Origin) -> None:
+    def lost(self, one: LostReplica, origin: Origin) -> None:
         """Write down which step of a lost replica is the newest that counts."""
         self._begin(origin)
         self._record.lost(one)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from holdfast.replicas.reader_place import LostPlace, ReaderPlace
 from holdfast_wire.messages import (
     LostReader,
     ReaderClaim,
@@ -16,25 +17,6 @@ from holdfast_wire.messages import (
     ShardRange,
     ShardsLeased,
 )
-
-
-class Place(NamedTuple):
-    """How far a reader has read."""
-
-    ordinal: int
-    """Of the newest shard that it has begun; those before it in its leases are done."""
-    position: int
-    """Next record of it; -1: the shard is done."""
-
-
-class LostPlace(NamedTuple):
-    """How far a reader of a lost replica had read."""
-
-    replica: int
-    step: int
-    """Steps that were applied then."""
-    place: Place | None
-    """None: it had read nothing."""
 
 
 class DoneShards:
@@ -175,12 +157,12 @@ class ReaderProgress:
         self.last_done = ordinal
         self._news.append(ordinal)
 
-    def place(self) -> Place | None:
+    def place(self) -> ReaderPlace | None:
         """Return the newest shard that is begun, and its next record; None: nothing is read."""
         newest, position = next(iter(self.held.items()), (0, 0))
         if position:
-            return Place(newest, position)
-        return None if self.last_done is None else Place(self.last_done, -1)
+            return ReaderPlace(newest, position)
+        return None if self.last_done is None else ReaderPlace(self.last_done, -1)
 
     @property
     def has_news(self) -> bool:

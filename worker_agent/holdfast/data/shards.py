@@ -30,11 +30,12 @@ from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from holdfast.data import shard_state
-from holdfast.data.counting import Lost, Origin
+from holdfast.data.counting import LostReplica, Origin
 from holdfast.data.record import ShardRecords, generation
 from holdfast.data.shard_link import AgentSource, ShardError, ShardSource, StaticSource
-from holdfast.data.shard_state import LostPlace, Place, ReaderProgress, ReaderState
+from holdfast.data.shard_state import ReaderProgress, ReaderState
 from holdfast.environment import Environment
+from holdfast.replicas.reader_place import LostPlace, ReaderPlace
 from holdfast_wire.messages import ReaderOpened, ReaderReport, ShardsLeased
 
 __all__ = ["ShardError", "ShardReader", "ShardRecord"]
@@ -312,7 +313,7 @@ class ShardReader(Generic[T]):
         if self._replica and self._agent and self._source:
             self._source.report(self._report(0))
 
-    def reducing(self, step: int) -> Place | None:
+    def reducing(self, step: int) -> ReaderPlace | None:
         """Return where this reader is: its newest shard and the next record; None: nowhere yet.
 
         Args:
@@ -331,7 +332,7 @@ class ShardReader(Generic[T]):
         """
         if self._record is not None:
             for one in lost:
-                self._record.lost(Lost(one.replica, one.step, torn), self._origin())
+                self._record.lost(LostReplica(one.replica, one.step, torn), self._origin())
         if self._agent and self._source:
             told = tuple(map(shard_state.lost_reader, lost))
             self._source.report(dataclasses.replace(self._report(0), lost=told))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from holdfast.data.shard_state import LostPlace, Place
+from holdfast.replicas.reader_place import LostPlace, ReaderPlace
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ _WIDTH: Final = 4
 class PlacedReader(Protocol):
     """A reader of shards in this process."""
 
-    def reducing(self, step: int) -> Place | None:
+    def reducing(self, step: int) -> ReaderPlace | None:
         """Return where it is when a sum is reduced for a step; None: it has read nothing."""
 
     def tell_lost(self, lost: Sequence[LostPlace], torn: int) -> None:
@@ -43,7 +43,7 @@ class ReaderPlaces:
     def __init__(self) -> None:
         """Begin with no reader."""
         self._readers: list[PlacedReader] = []
-        self._known: dict[int, tuple[int, list[Place | None]]] = {}
+        self._known: dict[int, tuple[int, list[ReaderPlace | None]]] = {}
         """By replica: the step, and the place of each reader after it."""
 
     def add(self, reader: PlacedReader) -> None:
@@ -119,14 +119,14 @@ class ReaderPlaces:
             reader.tell_lost(told, torn)
 
 
-def _numbers(place: Place | None) -> Iterable[float]:
+def _numbers(place: ReaderPlace | None) -> Iterable[float]:
     """Return `_WIDTH` numbers for a place; all are zero for none."""
     ordinal, position = (place.ordinal + 1, place.position + 1) if place else (0, 0)
     for value in (ordinal, position):
         yield from map(float, divmod(value, _PART))
 
 
-def _place(numbers: Sequence[int]) -> Place | None:
+def _place(numbers: Sequence[int]) -> ReaderPlace | None:
     """Return the place that `_numbers` made these of."""
     ordinal, position = (numbers[at] * _PART + numbers[at + 1] for at in (0, 2))
-    return Place(ordinal - 1, position - 1) if ordinal else None
+    return ReaderPlace(ordinal - 1, position - 1) if ordinal else None

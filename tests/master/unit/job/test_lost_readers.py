@@ -1,0 +1,138 @@
+"""Readers of replicas that are lost: others tell how far they had read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast_master.job.data.shards import LOST_SECONDS
+from holdfast_wire.messages import LostReader, ReaderReport, ShardPosition
+from simulation.steered.job import SteeredJob
+from simulation.steered.readers import ask, ledger, open_reader, ordinals, progress, tell
+from simulation.steered.replicas import replicated, seats
+
+
+def _lost_replica(job: SteeredJob) -> int:
+    """Have the third of three replicas be lost with its agent in its first shard; its number."""
+    for rank in range(3):
+        open_reader(job, rank, readers=1, reader=0)
+    assert ordinals(ask(job, 2, reader=0)) == [0, 1]
+    progress(job, 2, 6, {0: 9})
+    before = seats(job)
+    job.agents[2].crash()
+    while job.state.ledgers["d"].lost == set():
+        job.run(0.05)
+    assert before != seats(job)
+    (group,) = ledger(job).lost
+    assert ledger(job).returned == {}, "nobody else is leased what it has"
+    return group.replica
+
+
+def _replica_of(job: SteeredJob, rank: int) -> int:
+    """The replica of a node in the newest world; 0: it is in none."""
+    world = job.core.job.worlds.newest
+    assert world is not None
+    return world.places[rank].replica.number if rank in world.places else 0
+
+
+def _tell_lost(
+    job: SteeredJob, rank: int, replica: int, place: tuple[int, int], **more: Any
+) -> None:
+    newest = ShardPosition(ordinal=place[0], position=place[1])
+    lost = LostReader(replica=replica, step=8, newest=newest, **more)
+    tell(job, rank, ReaderReport(dataset="d", lost=(lost,)))
+
+
+def test_a_lost_replica_gives_its_shards_back_from_what_it_had_committed() -> None:
+    """Where nobody tells how far it had read, that is after a while; its late report is void."""
+    job = replicated(3)
+    _lost_replica(job)
+    begun = job.time.now
+    while job.state.ledgers["d"].lost:
+        job.run(0.5)
+    assert LOST_SECONDS - 2.0 < job.time.now - begun < LOST_SECONDS + 1.0
+    found = ledger(job)
+    assert found.returned == {0: 9, 1: 0}
+    answer = ask(job, 0, reader=0)
+    assert [(one.ordinal, one.position) for one in answer.held] == [(0, 9), (1, 0)]
+    assert len(found.groups) == 2
+
+
+@pytest.mark.parametrize(
+    ("place", "done", "returned"),
+    [((0, 14), False, {0: 14, 1: 0}), ((1, 3), False, {1: 3}), ((0, 0), True, {1: 0})],
+    ids=["in its first shard", "in its second one", "between both"],
+)
+def test_what_others_tell_of_a_lost_replica_counts(
+    place: tuple[int, int], returned: dict[int, int], *, done: bool
+) -> None:
+    """Their sums have it, and nobody else knows; so nobody reads it again."""
+    job = replicated(3)
+    number = _lost_replica(job)
+    begun = job.time.now
+    _tell_lost(job, 0, number, place, done=done)
+    assert job.time.now - begun < 1.0
+    assert ledger(job).lost == set()
+    assert ledger(job).returned == returned
+    _tell_lost(job, 1, number, (0, 1))
+    assert ledger(job).returned == returned, "the same is told by several"
+
+
+def test_what_a_lost_replica_had_applied_alone_is_undone() -> None:
+    """Its sum was whole and theirs was torn: no weights that are left have it."""
+    job = replicated(3)
+    for rank in range(3):
+        open_reader(job, rank, readers=1, reader=0)
+    ask(job, 2, reader=0)
+    number = _replica_of(job, 2)
+    progress(job, 2, 8, {0: 14})
+    progress(job, 2, 9, {1: 3}, 0)
+    progress(job, 0, 9, {})
+    job.agents[2].crash()
+    job.run(1.5)
+    _tell_lost(job, 0, number, (0, 14))
+    job.run(8.0)
+    assert ledger(job).lost == set()
+    assert ledger(job).returned == {0: 14, 1: 0}
+    assert {one.replica for one in ledger(job).changes} == {number}
+
+
+def test_the_word_of_a_lost_replica_may_come_before_the_world_without_it() -> None:
+    """Those that are left meet by a roster, which may be sooner; then its shards do not wait."""
+    job = replicated(3)
+    for rank in range(3):
+        open_reader(job, rank, readers=1, reader=0)
+    ask(job, 2, reader=0)
+    number = _replica_of(job, 2)
+    _tell_lost(job, 1, number, (0, 14))
+    job.agents[2].crash()
+    job.run(8.0)
+    assert ledger(job).lost == set()
+    assert ledger(job).returned == {0: 14, 1: 0}
+
+
+def test_a_successor_waits_for_the_word_of_a_lost_replica() -> None:
+    """The master died in between: agents tell the next one again, and it has the lost group."""
+    job = replicated(3)
+    number = _lost_replica(job)
+    job.restart_master()
+    job.run(2.0)
+    assert ledger(job).returned == {}
+    _tell_lost(job, 0, number, (0, 14))
+    assert ledger(job).returned == {0: 14, 1: 0}
+
+
+def test_a_dead_process_is_a_lost_one_where_another_starts() -> None:
+    """Its agent lives, so it is told to end first, and may have committed more than was heard."""
+    job = replicated(3)
+    for rank in range(3):
+        open_reader(job, rank, readers=1, reader=0)
+    ask(job, 2, reader=0)
+    number = _replica_of(job, 2)
+    job.agents[2].crash_worker()
+    while _replica_of(job, 2) in {0, number}:
+        job.run(0.05)
+    assert {one.replica for one in ledger(job).lost} == {number}, job.tale()
+    _tell_lost(job, 0, number, (0, 14))
+    assert ledger(job).returned == {0: 14, 1: 0}
