@@ -92,7 +92,7 @@ def test_a_replica_that_lacks_a_sum_tells_nothing_of_before() -> None:
     """What it knows is older than what the others have, who would have it undone."""
     (mine, [reader]), (others, _) = places(None), places(ReaderPlace(1, 10))
     mine.note(summed([mine, others], 3, torch.float32), 3, [0, 1])
-    mine.meet(0, [0, 2], [0], torn=4)
+    mine.meet(0, [0, 1, 2], [0], torn=4)
     mine.meet(0, [0, 2], [], torn=5)
     assert reader.told == []
 
