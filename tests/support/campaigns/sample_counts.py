@@ -2,7 +2,7 @@
 
 Run as a script (`--way`, `--data`, `--seed`); prints as JSON what it did, and what went wrong. A
 job has 4, 3, 5, 2, then 6 workers. In each phase a process is killed at a drawn instant: an agent
-with its ranks, or a rank. Each sample has to be used once, by the ranks' records and, where the
+with its ranks, or a rank, and after some the master within a second. Each sample has to be used once, by the ranks' records and, where the
 weights can tell, by the weights. One thing is allowed, and counted: of shards under local SGD, a
 replica that is killed with its agent has some records of its last steps read again. No master knows
 of them.
@@ -38,6 +38,8 @@ _MICRO_BATCHES: Final = 8
 _SHARDS: Final = 1000
 _AGAIN: Final = 2000
 """Records that a killed agent may have had on their way: those of some steps of one replica."""
+_MASTERS: Final = 0.4
+"""Share of the kills that the master follows within a second."""
 _LIMIT_SECONDS: Final = 900.0
 
 _BEGIN = """
@@ -288,6 +290,13 @@ class CountedJob:
         whole = self._luck.random() < 0.5
         os.kill(chosen.agent_pid if whole else chosen.ranks[0].pid, signal.SIGKILL)
         self.kills["agent" if whole else "rank"] += 1
+        if self._luck.random() < _MASTERS:
+            time.sleep(self._luck.uniform(0.0, 1.0))
+            endpoint, epoch = job.home.endpoint(), job.status().epoch
+            assert endpoint is not None
+            os.kill(endpoint.pid, signal.SIGKILL)
+            self.kills["master"] += 1
+            self._until(job, "the next master", lambda s: s.epoch > epoch)
 
     def _judge(self, folder: Path) -> None:
         counted = count(map(lines_of, files_of(folder / "samples")))
