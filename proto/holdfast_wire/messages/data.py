@@ -55,6 +55,8 @@ class ReaderOpened:
     """Absent: it goes on with what is committed, and with no checkpoint."""
     wanted: int = 0
     """Shards that it asks for, as in a report with request 1; 0: it has been answered."""
+    placed: bool = False
+    """Its place travels with gradients: if it is lost, others tell how far it had read."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ class LostReader:
     """
 
     replica: int = 0  # Number of the replica.
-    step: int = 0  # Step that has the gradients of all that it had read.
+    step: int = 0  # Newest step that has gradients of it: of all that it had read.
     newest: ShardPosition | None = None
     """Newest shard that it had begun, with its next record; absent: it had read nothing."""
     done: bool = False  # That shard is done.
@@ -172,6 +174,7 @@ class ShardLedger:
     lost: tuple[ReaderGroup, ...] = ()
     """Groups that are lost; nobody else is leased what they have before others have told how far
     they had read."""
+    placed: bool = False  # Others tell of readers that are lost.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

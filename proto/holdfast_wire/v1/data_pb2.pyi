@@ -114,6 +114,7 @@ class ReaderOpened(google.protobuf.message.Message):
     READERS_FIELD_NUMBER: builtins.int
     CLAIM_FIELD_NUMBER: builtins.int
     WANTED_FIELD_NUMBER: builtins.int
+    PLACED_FIELD_NUMBER: builtins.int
     dataset: builtins.str
     shards: builtins.int
     epochs: builtins.int
@@ -126,6 +127,8 @@ class ReaderOpened(google.protobuf.message.Message):
     """Readers of its world. None is leased a shard before all are known."""
     wanted: builtins.int
     """Shards that it asks for, as in a report with request 1; 0: it has been answered."""
+    placed: builtins.bool
+    """Its place travels with gradients: if it is lost, others tell how far it had read."""
     @property
     def claim(self) -> Global___ReaderClaim:
         """Absent: it goes on with what is committed, and with no checkpoint."""
@@ -141,9 +144,10 @@ class ReaderOpened(google.protobuf.message.Message):
         readers: builtins.int = ...,
         claim: Global___ReaderClaim | None = ...,
         wanted: builtins.int = ...,
+        placed: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["claim", b"claim"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["claim", b"claim", "dataset", b"dataset", "digest", b"digest", "epochs", b"epochs", "rank", b"rank", "readers", b"readers", "shards", b"shards", "wanted", b"wanted"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["claim", b"claim", "dataset", b"dataset", "digest", b"digest", "epochs", b"epochs", "placed", b"placed", "rank", b"rank", "readers", b"readers", "shards", b"shards", "wanted", b"wanted"]) -> None: ...
 
 Global___ReaderOpened: typing_extensions.TypeAlias = ReaderOpened
 
@@ -210,7 +214,7 @@ class LostReader(google.protobuf.message.Message):
     replica: builtins.int
     """Number of the replica."""
     step: builtins.int
-    """Step that has the gradients of all that it had read."""
+    """Newest step that has gradients of it: of all that it had read."""
     done: builtins.bool
     """That shard is done."""
     @property
@@ -411,6 +415,7 @@ class ShardLedger(google.protobuf.message.Message):
     LATE_FIELD_NUMBER: builtins.int
     LEAVING_FIELD_NUMBER: builtins.int
     LOST_FIELD_NUMBER: builtins.int
+    PLACED_FIELD_NUMBER: builtins.int
     name: builtins.str
     shards: builtins.int
     epochs: builtins.int
@@ -423,6 +428,8 @@ class ShardLedger(google.protobuf.message.Message):
     """Newest step whose change is not kept."""
     late: builtins.int
     """Reports about shards that were not the sender's any more."""
+    placed: builtins.bool
+    """Others tell of readers that are lost."""
     @property
     def returned(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ShardPosition]:
         """Those that wait for another reader, with the next record of each."""
@@ -460,8 +467,9 @@ class ShardLedger(google.protobuf.message.Message):
         late: builtins.int = ...,
         leaving: collections.abc.Iterable[Global___LeavingReaders] | None = ...,
         lost: collections.abc.Iterable[Global___ReaderGroup] | None = ...,
+        placed: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["changes", b"changes", "digest", b"digest", "epochs", b"epochs", "forgotten", b"forgotten", "fresh", b"fresh", "groups", b"groups", "late", b"late", "leases", b"leases", "leaving", b"leaving", "lost", b"lost", "name", b"name", "newest", b"newest", "returned", b"returned", "shards", b"shards"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "digest", b"digest", "epochs", b"epochs", "forgotten", b"forgotten", "fresh", b"fresh", "groups", b"groups", "late", b"late", "leases", b"leases", "leaving", b"leaving", "lost", b"lost", "name", b"name", "newest", b"newest", "placed", b"placed", "returned", b"returned", "shards", b"shards"]) -> None: ...
 
 Global___ShardLedger: typing_extensions.TypeAlias = ShardLedger
 

@@ -181,3 +181,13 @@ def test_what_a_lost_reader_had_read_behind_a_restart_is_done_anew() -> None:
     again = record(9, Read(2, 0, 0, 0, (2,), shard="a", ends=True), committed(2),
                    generation="round 2", start=1)  # fmt: skip
     assert verdict(count([dead, left, again])) == (0, 0, ())
+
+
+def test_a_replica_that_came_back_and_was_lost_again_counts_by_both_words() -> None:
+    """What it had read for the step that was torn the first time is in no sum."""
+    dead = record(7, Read(8, 0, 0, 0, (0,), shard="a"), Read(9, 0, 0, 0, (1,), shard="a"),
+                  committed(9), Read(12, 0, 0, 0, (2,), shard="a"))  # fmt: skip
+    left = record(8, LostReplica(7, 8, 9), Read(10, 0, 0, 0, (1,), shard="a"), committed(10),
+                  LostReplica(7, 12, 13), Read(13, 0, 0, 0, (), shard="a", ends=True),
+                  committed(13))  # fmt: skip
+    assert verdict(count([dead, left])) == (0, 0, ())

@@ -103,7 +103,7 @@ class Training:
         self.replicas, self.prompt = replicas, prompt
         shards, epochs = self.draw.randrange(3, 40), self.draw.randrange(1, 4)
         self.sizes = [self.draw.randrange(1, 7) for _ in range(shards)]
-        self.ledger = Ledger("d", shards, epochs, "x")
+        self.ledger = Ledger("d", shards, epochs, "x", placed=replicas)
         self.noted: dict[Reader, Progress] = {}
         """Progress that is not in the journal."""
         self.floor = (0, 0)

@@ -16,6 +16,8 @@ FAR = ReaderPlace((1 << 40) + 12_345, (1 << 43) + 678)
 class Reader:
     """A reader that is at a place, and remembers what it is to tell."""
 
+    name = "data"
+
     def __init__(self, place: ReaderPlace | None) -> None:
         self.place, self.step = place, 0
         self.told: list[tuple[Sequence[LostPlace], int]] = []
@@ -38,29 +40,27 @@ def places(*at: ReaderPlace | None) -> tuple[ReaderPlaces, list[Reader]]:
     return made, readers
 
 
-def summed(each: Sequence[ReaderPlaces], step: int, dtype: torch.dtype) -> list[float]:
-    """Return the sum of what all give; each has the micro-batch of its rank, of eight."""
-    total = torch.zeros(each[0].size(8), dtype=dtype)
-    for rank, one in enumerate(each):
+def summed(each: dict[int, ReaderPlaces], step: int, dtype: torch.dtype) -> list[float]:
+    """Return the sum of what replicas give, by number; each has one micro-batch, of eight."""
+    total = torch.zeros(next(iter(each.values())).size(8), dtype=dtype)
+    for at, (number, one) in enumerate(each.items()):
         own = torch.zeros_like(total)
-        one.fill(own, rank, rank, step)
+        one.fill(own, at, number, step)
         total += own
     return [float(one) for one in total]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    "place", [None, ReaderPlace(0, -1), ReaderPlace(0, 1), ReaderPlace(7, 300), FAR]
-)
+@pytest.mark.parametrize("place", [None, *map(ReaderPlace, (0, 0, 7), (-1, 1, 300)), FAR])
 def test_a_place_comes_through_a_sum_as_it_was(
     place: ReaderPlace | None, dtype: torch.dtype
 ) -> None:
     """Also one that a float32 has no number for."""
     (mine, [reader, _]), (others, _) = places(ReaderPlace(3, 4), None), places(place, FAR)
-    numbers = summed([mine, others], 12, dtype)
+    numbers = summed({5: mine, 9: others}, 12, dtype)
     assert reader.step == 12
-    mine.note(numbers, 12, [5, 9])
-    mine.meet(5, [5], [], torn=14)
+    mine.note(numbers, 12)
+    mine.meet(5, [5], [], step=13)
     assert reader.told == [([LostPlace(9, 12, place)], 14)]
 
 
@@ -68,11 +68,11 @@ def test_each_reader_tells_of_those_of_its_own_data() -> None:
     """A script may have several; what is told once is not told again."""
     mine, readers = places(None, None)
     others, _ = places(ReaderPlace(1, 10), ReaderPlace(2, 20))
-    mine.note(summed([mine, others], 3, torch.float32), 3, [0, 1])
-    mine.meet(0, [0, 1], [], torn=4)
+    mine.note(summed({0: mine, 1: others}, 3, torch.float32), 3)
+    mine.meet(0, [0, 1], [], step=3)
     assert [one.told for one in readers] == [[], []], "nobody is lost"
-    mine.meet(0, [0], [], torn=4)
-    mine.meet(0, [0], [], torn=4)
+    mine.meet(0, [0], [], step=3)
+    mine.meet(0, [0], [], step=3)
     assert [one.told for one in readers] == [
         [([LostPlace(1, 3, ReaderPlace(1, 10))], 4)],
         [([LostPlace(1, 3, ReaderPlace(2, 20))], 4)],
@@ -82,19 +82,27 @@ def test_each_reader_tells_of_those_of_its_own_data() -> None:
 def test_the_newest_sum_that_has_a_replica_counts() -> None:
     """It had nothing to compute in the step after that."""
     (mine, [reader]), (others, _) = places(None), places(ReaderPlace(1, 10))
-    mine.note(summed([mine, others], 3, torch.float32), 3, [0, 1])
-    mine.note(summed([mine], 4, torch.float32), 4, [0, 1])
-    mine.meet(0, [0], [], torn=5)
+    mine.note(summed({0: mine, 1: others}, 3, torch.float32), 3)
+    mine.note(summed({0: mine}, 4, torch.float32), 4)
+    mine.meet(0, [0], [], step=4)
     assert reader.told == [([LostPlace(1, 3, ReaderPlace(1, 10))], 5)]
 
 
-def test_a_replica_that_lacks_a_sum_tells_nothing_of_before() -> None:
-    """What it knows is older than what the others have, who would have it undone."""
+def test_a_replica_that_joins_knows_nothing_of_before() -> None:
+    """What it knew is older than what the others have, who would have it undone."""
     (mine, [reader]), (others, _) = places(None), places(ReaderPlace(1, 10))
-    mine.note(summed([mine, others], 3, torch.float32), 3, [0, 1])
-    mine.meet(0, [0, 1, 2], [0], torn=4)
-    mine.meet(0, [0, 2], [], torn=5)
+    mine.note(summed({0: mine, 1: others}, 3, torch.float32), 3)
+    mine.meet(0, [0, 1, 2], [0], step=4)
+    mine.meet(0, [0, 2], [], step=5)
     assert reader.told == []
+
+
+def test_one_that_is_lost_before_its_first_sum_has_read_nothing_that_counts() -> None:
+    """Those that saw it come know that."""
+    mine, [reader] = places(None)
+    mine.meet(0, [0, 1], [1], step=6)
+    mine.meet(0, [0], [], step=6)
+    assert reader.told == [([LostPlace(1, 6, None)], 7)]
 
 
 def test_a_few_tell_of_all() -> None:
@@ -102,8 +110,8 @@ def test_a_few_tell_of_all() -> None:
     telling = []
     for me in range(1, 8):
         (mine, [reader]), (others, _) = places(None), places(ReaderPlace(1, 10))
-        mine.note(summed([mine, others], 3, torch.float32), 3, [me, 9])
-        mine.meet(me, range(1, 8), [2], torn=4)
+        mine.note(summed({me: mine, 9: others}, 3, torch.float32), 3)
+        mine.meet(me, range(1, 8), [2], step=3)
         telling += [me] if reader.told else []
     assert telling == [1, 3, 4]
     assert len(telling) == TELLERS

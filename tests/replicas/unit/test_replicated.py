@@ -228,6 +228,22 @@ def test_a_stream_is_not_read_on_where_its_records_are_in_no_gradient() -> None:
         made._follow(plan)
 
 
+def test_a_stream_is_not_read_on_where_others_have_made_its_step_without_it() -> None:
+    """It comes back one step behind: their gradient has nothing of what it had read for it."""
+    made = replicated(model := linear(), on_loss="fewer")
+    train(made, model)
+    dealt = made.dealt()
+    model(rows()[next(dealt)]).mean().backward()
+    next(dealt)
+    plan = Agreement(step=2, behind=(0,), gradient_from=0, dealt={0: ()}, reason="")
+    made._follow(plan)
+    assert made.steps == 2, "theirs has it"
+    made._sum.held = {0}
+    made._sum.buckets[-1].tail.zero_()
+    with pytest.raises(ReplicasError, match="replica 0 was out of the roster for a while"):
+        made._follow(plan)
+
+
 def test_the_place_of_a_reader_of_shards_travels_with_the_sum() -> None:
     """That of the records that are in its gradient; so readers come before the first step."""
     made = replicated(model := linear())

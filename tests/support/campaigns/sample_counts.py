@@ -2,10 +2,10 @@
 
 Run as a script (`--way`, `--data`, `--seed`); prints as JSON what it did, and what went wrong. A
 job has 4, 3, 5, 2, then 6 workers. In each phase a process is killed at a drawn instant: an agent
-with its ranks, or a rank, and after some the master within a second. Each sample has to be used once, by the ranks' records and, where the
-weights can tell, by the weights. One thing is allowed, and counted: of shards under local SGD, a
-replica that is killed with its agent has some records of its last steps read again. No master knows
-of them.
+with its ranks, or a rank; and after some the master, within a second. Each sample has to be used
+once, by the ranks' records and, where the weights can tell, by the weights. One thing is allowed,
+and counted: of shards under local SGD, a replica that is killed with its agent has some records of
+its last steps read again. No master knows of them.
 """
 
 from __future__ import annotations

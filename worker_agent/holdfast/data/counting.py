@@ -219,14 +219,19 @@ def _used(files: Sequence[_File]) -> tuple[list[Read], set[tuple[int, int]]]:
 
 def _used_of_streams(files: Sequence[_File]) -> list[Read]:
     """Return what a rank has said to be applied, or others have, once its replica was lost."""
-    lost = [each for one in files for each in one.lost]
-    newest = Counter[int]()
-    for one in lost:
-        newest[one.replica] = max(newest[one.replica], one.step)
-    torn = {(one.replica, one.torn) for one in lost}
+    told: dict[int, list[LostReplica]] = defaultdict(list)
+    for each in {each for one in files for each in one.lost}:
+        told[each.replica].append(each)
 
     def counts(replica: int, step: int, *, is_applied: bool) -> bool:
-        return step <= newest[replica] or (is_applied and (replica, step) not in torn)
+        first = -1  # it may have come back after a word, and be lost again
+        for each in sorted(told[replica], key=lambda one: one.torn):
+            if first < step <= each.step:
+                return True
+            if step == each.torn:
+                return False
+            first = each.torn
+        return is_applied
 
     return [
         read

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import math
 import os
 import random
@@ -42,6 +43,7 @@ __all__ = ["ShardError", "ShardReader", "ShardRecord"]
 
 T = TypeVar("T")
 
+log: Final = logging.getLogger("holdfast")
 AHEAD_SECONDS: Final = 60.0
 """A reader asks for as many shards as it reads in this time: a master without a successor for so
 long stops nobody, and 10,000 readers ask 170 times a second."""
@@ -82,6 +84,8 @@ class ShardReader(Generic[T]):
     nothing is left, some steps before or after the others': a loop with collectives agrees on its
     last step itself. Use it in the process of the rank, not in a worker of a `DataLoader`.
     """
+
+    _source: ShardSource | None
 
     def __init__(  # noqa: PLR0913 - each is a choice of the user, given by name
         self,
@@ -133,8 +137,8 @@ class ShardReader(Generic[T]):
         self._agent, self._round = environment.data, environment.round
         self._replica = environment.replica
         self._digest = _digest(self._shards, seed)
-        self._process = os.getpid()
-        self._source: ShardSource | None = None
+        self._process, self._source = os.getpid(), None
+        self._is_placed = replicated is not None
         self._commits, self._is_committed, self._again_at = False, False, 0.0
         """The script says which steps its records are part of; when it may ask after the end."""
         self._order = (-1, tuple[int, ...]())
@@ -293,6 +297,7 @@ class ShardReader(Generic[T]):
             readers=self._world,
             claim=state.claim() if self._checkpointed else None,
             wanted=FIRST_AHEAD,
+            placed=self._is_placed,
         )
 
     # --- progress ---------------------------------------------------------------------------------
@@ -312,6 +317,11 @@ class ShardReader(Generic[T]):
         self._progress.commit(step)
         if self._replica and self._agent and self._source:
             self._source.report(self._report(0))
+
+    @property
+    def name(self) -> str:
+        """Tells datasets of one script apart."""
+        return self._name
 
     def reducing(self, step: int) -> ReaderPlace | None:
         """Return where this reader is: its newest shard and the next record; None: nowhere yet.
@@ -335,7 +345,10 @@ class ShardReader(Generic[T]):
                 self._record.lost(LostReplica(one.replica, one.step, torn), self._origin())
         if self._agent and self._source:
             told = tuple(map(shard_state.lost_reader, lost))
-            self._source.report(dataclasses.replace(self._report(0), lost=told))
+            try:
+                self._source.report(dataclasses.replace(self._report(0), lost=told))
+            except ShardError as error:  # others tell, too; this replica trains on
+                log.warning("dataset %s: not told of lost replicas: %s", self._name, error)
 
     def _origin(self) -> Origin:
         """Where nobody goes back to a checkpoint, nothing is done anew."""
@@ -348,7 +361,9 @@ class ShardReader(Generic[T]):
         progress = self._progress
         # A replica may be lost beside others before its first commit: what it read then is theirs.
         commits = self._commits or self._replica
-        if not (self._checkpointed and commits and self._agent):
+        waits = self._checkpointed and commits and self._agent
+        # What is read for a step that is torn is not of the step before: its place says so.
+        if not (waits or (self._is_placed and self._replica)):
             progress.commit(progress.step)
         places, done = progress.report()
         return ReaderReport(

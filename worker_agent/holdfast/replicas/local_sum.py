@@ -76,7 +76,7 @@ class LocalSum:
             "micro_batches": float(self._micro_batches),
             "model (shapes and dtypes of its parameters)": _number(shapes),
             "bucket_bytes": _number(sizes),
-            "count of shard readers": float(self.places.count),
+            "shard readers (their names, in order)": _number(self.places.names),
         }
 
     def carry_place(self, reader: PlacedReader) -> None:
@@ -123,7 +123,7 @@ class LocalSum:
         replicas: Group,
         deal: Sequence[int],
         rate: float,
-        step: int,
+        place: tuple[int, int],
         sees_change: Callable[[], bool],
     ) -> None:
         """Reduce buckets from now on as they are filled: the last micro-batch begins.
@@ -132,7 +132,7 @@ class LocalSum:
             replicas: The members.
             deal: Micro-batches that are in the sum once it ends, besides those that are.
             rate: The learning rate, which all must have.
-            step: Steps that are applied with this one.
+            place: Number of this replica, and the steps that are applied with this one.
             sees_change: Tells if there is another roster than the one that is followed.
         """
         self.buckets[0].swap()
@@ -142,8 +142,8 @@ class LocalSum:
             tail.zero_()
             self._fill(counted, held, rate)
             counted[-1] = sees_change()
-            if held and self.places.count:
-                self.places.fill(tail[self._counted :], held[0], replicas.rank, step)
+            if held and self.places.names:
+                self.places.fill(tail[self._counted :], held[0], *place)
 
         self._attempt, self._replicas = Reduction(self.buckets, replicas, fill), replicas
 
@@ -235,14 +235,33 @@ class LocalSum:
             SyncError: it was not given whole; the local sum is as it was.
         """
         self.keeps = False
-        self.places.forget()  # those of that step came with the sum
+        tail = self.buckets[-1].tail
         try:
             for bucket in self.buckets:
                 receive(bucket.reduced)
+            receive(tail)
         except SyncError:
             for bucket in self.buckets:
                 bucket.allocate()
             raise
+        numbers = self._tail()
+        self._told, self.told_places = [], numbers[self._counted :]
+        self.given = frozenset(at for at, one in enumerate(numbers[: self._micro_batches]) if one)
+
+    given: frozenset[int] = frozenset()
+    """Micro-batches in the gradient that `take_kept` has taken."""
+
+    def give_kept(self, give: Callable[[torch.Tensor], None], *, is_source: bool) -> None:
+        """Give what is kept to those that `take_kept`; nothing is written to it.
+
+        Args:
+            give: Sends a tensor; of ranks that are not the source it fills one.
+            is_source: It is this rank's that is given.
+        """
+        import torch
+
+        for one in (*(bucket.reduced for bucket in self.buckets), self.buckets[-1].tail):
+            give(one if is_source else torch.empty_like(one))
 
     def write_kept(self) -> None:
         """Put the reduced gradient that the buffers have in place."""

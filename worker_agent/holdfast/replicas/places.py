@@ -30,6 +30,10 @@ _WIDTH: Final = 4
 class PlacedReader(Protocol):
     """A reader of shards in this process."""
 
+    @property
+    def name(self) -> str:
+        """Name of its data, alike on all replicas."""
+
     def reducing(self, step: int) -> ReaderPlace | None:
         """Return where it is when a sum is reduced for a step; None: it has read nothing."""
 
@@ -51,9 +55,9 @@ class ReaderPlaces:
         self._readers.append(reader)
 
     @property
-    def count(self) -> int:
-        """Return the readers that there are."""
-        return len(self._readers)
+    def names(self) -> list[str]:
+        """Return the names of the readers, in the order in which their places travel."""
+        return [one.name for one in self._readers]
 
     def size(self, micro_batches: int) -> int:
         """Return the numbers that travel: a row for each micro-batch, whose owner writes it."""
@@ -63,60 +67,57 @@ class ReaderPlaces:
     def _row(self) -> int:
         return 1 + _WIDTH * len(self._readers)
 
-    def fill(self, numbers: torch.Tensor, micro_batch: int, rank: int, step: int) -> None:
+    def fill(self, numbers: torch.Tensor, micro_batch: int, me: int, step: int) -> None:
         """Write this replica's places into the row of a micro-batch that only it has.
 
         Args:
             numbers: `size` zeros.
             micro_batch: One of its sum.
-            rank: Of this replica among the members.
+            me: Number of this replica.
             step: Steps that are applied with this one.
         """
         import torch
 
-        row = [float(rank + 1)]
+        row = [float(me + 1)]
         for one in self._readers:
             row += _numbers(one.reducing(step))
         begin = micro_batch * self._row
         given = torch.tensor(row, dtype=numbers.dtype, device=numbers.device)
         numbers[begin : begin + self._row] = given
 
-    def note(self, numbers: Sequence[float], step: int, replicas: Sequence[int]) -> None:
-        """Keep the places that came with a whole sum.
+    def note(self, numbers: Sequence[float], step: int) -> None:
+        """Keep the places that came with a whole sum, made over the replicas.
 
         Args:
-            numbers: Summed over the members.
+            numbers: Of `size`.
             step: Steps that are applied with this one.
-            replicas: The members, by their ranks.
         """
         for begin in range(0, len(numbers), self._row):
             owner, *row = map(round, numbers[begin : begin + self._row])
             if owner:
                 starts = range(0, len(row), _WIDTH)
                 places = [_place(row[at : at + _WIDTH]) for at in starts]
-                self._known[replicas[owner - 1]] = step, places
+                self._known[owner - 1] = step, places
 
-    def forget(self) -> None:
-        """Know nothing of others: this replica lacks a sum that they have made."""
-        self._known = {}
-
-    def meet(self, me: int, members: Sequence[int], lack: Collection[int], torn: int) -> None:
+    def meet(self, me: int, members: Sequence[int], fresh: Collection[int], step: int) -> None:
         """Tell where readers of lost replicas were, and forget these.
 
         Args:
             me: This replica.
             members: Replicas that go on.
-            lack: Those of them that lack sums of the others: they know nothing.
-            torn: Step that they are in, which a lost one may have applied alone.
+            fresh: Those of them that begin, or are given the state: they have read nothing that
+                counts, and of others they know nothing.
+            step: Steps that are applied. A lost one may have applied the next one alone.
         """
-        if me in lack:
-            self.forget()
+        if me in fresh:
+            self._known = {}
         lost = {one: self._known.pop(one) for one in self._known.keys() - set(members)}
-        if me not in [one for one in members if one not in lack][:TELLERS]:
-            return
-        for at, reader in enumerate(self._readers if lost else []):
-            told = [LostPlace(one, step, places[at]) for one, (step, places) in lost.items()]
-            reader.tell_lost(told, torn)
+        if me in [one for one in members if one not in fresh][:TELLERS]:
+            for at, reader in enumerate(self._readers if lost else []):
+                told = [LostPlace(one, when, places[at]) for one, (when, places) in lost.items()]
+                reader.tell_lost(told, step + 1)
+        nothing: list[ReaderPlace | None] = [None for _ in self._readers]
+        self._known |= dict.fromkeys(fresh, (step, nothing))
 
 
 def _numbers(place: ReaderPlace | None) -> Iterable[float]:

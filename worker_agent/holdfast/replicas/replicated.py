@@ -241,7 +241,8 @@ class Replicated:
         self._work_from = time.monotonic_ns()
 
     def _arm(self, deal: tuple[int, ...]) -> None:
-        self._sum.arm(self._group, deal, self._rate(), self.steps + 1, self._members.has_changed)
+        place = self.replica, self.steps + 1
+        self._sum.arm(self._group, deal, self._rate(), place, self._members.has_changed)
 
     def _has_lost(self) -> bool:
         """Tell if a member is out of the newest roster."""
@@ -262,7 +263,7 @@ class Replicated:
             return False
         self._sum.write(least=int(self._on_loss is OnLoss.RECOMPUTE), rate=self._rate())
         self._count(lineage_of(self._lineage, self._membership.epoch))
-        self._sum.places.note(self._sum.told_places, self.steps, self.replicas)
+        self._sum.places.note(self._sum.told_places, self.steps)
         return True
 
     def _tell_work(self) -> None:
@@ -385,8 +386,13 @@ class Replicated:
             self._deal = self._deal if self._on_loss is OnLoss.RECOMPUTE else ()
             self.recomputed += len(self._deal)
         self._agreed = plan.step, self._deal
-        lack = {*plan.behind, *dict(plan.heals)}
-        self._sum.places.meet(me, self.replicas, lack, self.steps + 1)
+        fresh = self.replicas if plan.heal_first else dict(plan.heals)
+        self._sum.places.meet(me, self.replicas, fresh, self.steps)
+
+    def _check_given(self) -> None:
+        """Refuse a gradient that the others have made without what this replica had read."""
+        if not self._sum.held <= self._sum.given:
+            self._check_drop()
 
     def _check_drop(self) -> None:
         """Refuse to go on with the next records of a stream where those of this step are lost."""
@@ -409,9 +415,11 @@ class Replicated:
         if plan.gradient_from is not None:
             all_or_none(self._voters, lambda: self._give_gradient(plan))
             if self.replica in plan.behind:
+                self._check_given()
                 self._sum.write_kept()
                 self._is_given = True
                 self._count(plan.lineage)
+                self._sum.places.note(self._sum.told_places, self.steps)
 
     def _heal_all(self, plan: Agreement) -> None:
         """Give all the state of one, before the first step."""
@@ -445,17 +453,13 @@ class Replicated:
 
     def _give_gradient(self, plan: Agreement) -> None:
         """Give those behind the newest step's gradient, which the others keep."""
-        import torch
-
         assert plan.gradient_from is not None  # noqa: S101 - asked by the caller
         source = self._membership.replicas.index(plan.gradient_from)
         give = self._broadcast_from(source)
-        if self.replica not in plan.behind:
-            for bucket in self._sum.buckets:  # nothing is written to what is kept
-                is_source = self._group.rank == source
-                give(bucket.reduced if is_source else torch.empty_like(bucket.reduced))
-            return
-        self._sum.take_kept(give)
+        if self.replica in plan.behind:
+            self._sum.take_kept(give)
+        else:
+            self._sum.give_kept(give, is_source=self._group.rank == source)
 
     def _begin_healings(self, plan: Agreement) -> None:
         """Begin to give, or to take, the state of a joiner."""

@@ -83,6 +83,7 @@ class RelayedReader:
                 self._done.add(ordinal)
                 self._unsent.append(ordinal)
         self.waits = True
+        self._lost = [one for one in self._lost if one[0] > now - UNSURE_SECONDS]
         self._lost += [(now, one) for one in report.lost]
         if report.lost:
             return dataclasses.replace(self.progress(now), lost=report.lost)

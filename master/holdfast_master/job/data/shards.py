@@ -29,10 +29,12 @@ COMMIT_SECONDS: Final = 60.0
 """Between two records of progress, s: what is read twice if a master and a replica end at once."""
 LEAVE_SECONDS: Final = 40.0
 """For so long nobody else is leased what a replica has that was told to end, s: as long as agents
-take to stop, and some more. One that is gone sooner returns it then."""
-LOST_SECONDS: Final = 10.0
+take to stop, and some more. Of one that is gone sooner others tell, or it is returned then."""
+LOST_SECONDS: Final = 600.0
 """For so long nobody else is leased what a lost replica has, s: others tell how far it had read
-once they have met without it, which takes them a second at most."""
+once they have met without it, which is behind their own part of the step."""
+LOST_AWAITED_SECONDS: Final = 10.0
+"""The same where a reader waits for just that, s: it may be the one that the others wait for."""
 LEAVING_SECONDS: Final = 0.5
 """Between two looks whether they have, s, where there is nothing else to lease."""
 _OF_ONE_REPLICA: Final = (
@@ -138,6 +140,7 @@ def _begin(job: JobContext, group: Group, opened: Mapping[int, wire.ReaderOpened
         made = known.copy()
     elif group.replica and step:
         lost = _OF_ONE_REPLICA
+    made.placed = bool(group.replica) and all(one.placed for one in opened.values())
     job.data.floors.pop(name, None)  # of steps that may come again
     lost = made.begin(group, given) or lost
     job.out.record(message_of(made), durable=True)
@@ -163,26 +166,35 @@ def reported(job: JobContext, node: Node, number: int, message: wire.ReaderRepor
         job.timers.ensure(Timer.SHARDS, job.now + COMMIT_SECONDS)
     if own is not None:
         _note_asked(job, node, reader, message, request=message.request)
-    for one in message.lost:
-        _note_lost(job, message.dataset, message.rank, one)
+    if message.lost:
+        _note_lost(job, message)
 
 
-def _note_lost(job: JobContext, name: str, rank: int, lost: wire.LostReader) -> None:
-    """Note how far a reader of a lost replica had read; once all of its are known, it has ended."""
-    ledger = job.state.ledgers.get(name)
+def _note_lost(job: JobContext, message: wire.ReaderReport) -> None:
+    """Note how far readers of lost replicas had read; who is in the roster again is not lost."""
+    ledger, roster = job.state.ledgers.get(message.dataset), job.state.roster
     if ledger is None:
         return
-    told = job.data.told.setdefault(name, {})
-    for reader in ledger.readers_of(lost.replica):
-        if reader.rank == rank:
-            told.setdefault(reader, lost)
-    _end_told(job, ledger)
+    there = roster.replicas if roster is not None else ()
+    told = job.data.told.setdefault(message.dataset, {})
+    for one in message.lost:
+        for reader in ledger.readers_of(one.replica):
+            known = told.get(reader)
+            is_newer = known is None or one.step > known.step
+            if reader.rank == message.rank and one.replica not in there and is_newer:
+                told[reader] = one
+    _end_told(job, ledger, {one.replica for one in message.lost})
 
 
-def _end_told(job: JobContext, ledger: Ledger) -> None:
-    """Return what lost groups have left where others have told how far each reader had read."""
+def _end_told(job: JobContext, ledger: Ledger, replicas: Collection[int] | None = None) -> None:
+    """Return what lost groups have left where others have told how far each reader had read.
+
+    replicas: Of the groups that are looked at; None: of all.
+    """
     told = job.data.told.get(ledger.name, {})
     for group in sorted(ledger.lost):
+        if not told or (replicas is not None and group.replica not in replicas):
+            continue
         readers = {one for one in ledger.readers_of(group.replica) if one.group == group}
         if readers <= told.keys():
             flush(job)
@@ -243,6 +255,11 @@ def await_leaving(job: JobContext) -> None:
             job.timers.ensure(Timer.READERS_LOST, job.now + LOST_SECONDS, group.replica)
 
 
+def ended_groups(job: JobContext) -> set[Group]:
+    """Groups whose processes end or have ended, and of which something is still to be told."""
+    return {one for each in job.state.ledgers.values() for one in (*each.leaving, *each.lost)}
+
+
 def leave_due(job: JobContext, replica: int) -> None:
     """Readers that were told to end have not, or stand by: others read what they have left."""
     for ledger in list(job.state.ledgers.values()):
@@ -292,10 +309,19 @@ def deal(job: JobContext) -> None:
         if ledger is not None and ready and (ledger.leaving or ledger.lost) and not ledger.left:
             # These are not the last ones: they are told so once it is known what comes back.
             job.timers.ensure(Timer.LEASES, job.now + LEAVING_SECONDS)
+            _await_lost(job, ledger)
         elif ledger is not None and ready:
             _lease(job, ledger, {reader: asked.pop(reader) for reader in ready})
         if not asked:
             del job.data.asked[name]
+
+
+def _await_lost(job: JobContext, ledger: Ledger) -> None:
+    """Have a reader wait for what lost ones have left, and not for long."""
+    for group in ledger.lost:
+        due = job.timers.due(Timer.READERS_LOST, group.replica)
+        if due is None or due > job.now + LOST_AWAITED_SECONDS:
+            job.timers.set(Timer.READERS_LOST, job.now + LOST_AWAITED_SECONDS, group.replica)
 
 
 def _lease(job: JobContext, ledger: Ledger, asked: Mapping[Reader, Asked]) -> None:

@@ -57,7 +57,7 @@ class DataRequests:
 
     told: dict[str, dict[Reader, wire.LostReader]] = dataclasses.field(default_factory=dict)
     """By dataset, what others have told of readers of lost replicas. The word may come before the
-    world is decided that leaves them out."""
+    world is decided that leaves them out, and is void for one that is in a roster again."""
 
     def keep_only(self, groups: Collection[Group], lost: Collection[Group] = ()) -> None:
         """Forget the readers of all other groups: they have ended.
@@ -65,13 +65,19 @@ class DataRequests:
         lost: Groups of which others are still to tell what they had read.
         """
         for name in self.told:
-            _drop_others(self.told[name], lost)
+            _drop_others(self.told[name], {*groups, *lost})
         for key in [one for one in self.openings if one[1] not in groups]:
             del self.openings[key]
         for asked in self.asked.values():
             _drop_others(asked, groups)
         for nodes in self.nodes.values():
             _drop_others(nodes, groups)
+
+    def forget_told(self, replicas: Collection[int]) -> None:
+        """Forget what was told of replicas that train with the others again."""
+        for told in self.told.values():
+            for reader in [one for one in told if one.group.replica in replicas]:
+                del told[reader]
 
 
 def _drop_others(readers: dict[Reader, Any], groups: Collection[Group]) -> None:

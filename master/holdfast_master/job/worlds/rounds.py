@@ -14,7 +14,7 @@ from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.job.state.world import World, world_hash
 from holdfast_master.job.worlds import assignment, digests, flush, replicas, stores
 from holdfast_master.policies import rendezvous
-from holdfast_master.policies.data.ledger import Group, groups_of
+from holdfast_master.policies.data.ledger import groups_of
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Attendance, Candidate, Form, Seat, Wait
 from holdfast_master.policies.replicas import SeatedReplica
@@ -267,7 +267,7 @@ def _decide(
         lost=lost,
     )
     job.out.record(fact)
-    job.data.keep_only(groups_of(fact), {Group(one.replica, one.round) for one in lost})
+    job.data.keep_only(groups_of(fact), shards.ended_groups(job))
     shards.await_leaving(job)
     world = World(fact, job.bounds)
     job.worlds.decide(world)

@@ -87,6 +87,8 @@ class Ledger:
     lost: set[Group] = dataclasses.field(default_factory=set)
     """Groups that are lost: nobody else is leased what they have before others have told how far
     they had read, or have had the time to."""
+    placed: bool = False
+    """Others tell of readers that are lost."""
     newest: int = 0
     """Newest step that progress was committed with."""
     changes: list[CommittedChange] = dataclasses.field(default_factory=list)
@@ -141,9 +143,8 @@ class Ledger:
         return self.open.get(reader, {})
 
     def readers_of(self, replica: int) -> set[Reader]:
-        """The readers of a replica that hold shards, whether it reads yet or not."""
-        held = (reader for reader, leases in self.open.items() if leases)
-        return {reader for reader in held if reader.group.replica == replica}
+        """The readers of a replica that were leased shards, whether it reads yet or not."""
+        return {reader for reader in self.open if reader.group.replica == replica}
 
     # ------------------------------------------------------------------------------- leasing
 
@@ -251,7 +252,9 @@ class Ledger:
         """
         read = {one.group for one, leases in self.open.items() if leases}
         self.leaving = {group: ranks for group, ranks in (leaving or {}).items() if group in read}
-        self.lost = read.intersection(lost)
+        # One that has nothing left may have done the last of it alone.
+        known = {one.group for one in self.open} if self.placed else set()
+        self.lost = known.intersection({*lost, *(leaving or {})}) - self.leaving.keys()
         kept = {*groups, *self.leaving, *self.lost}
         for reader in [one for one in self.open if one.group not in kept]:
             self.returned |= self.open.pop(reader)
@@ -261,42 +264,52 @@ class Ledger:
             del self.groups[group]
 
     def node_gone(self, rank: int) -> None:
-        """Have a group that was told to end be lost, once all of its nodes are gone.
+        """Return what a group that was told to end has left, once all of its nodes are gone.
 
-        It may have ended behind a reduction, before it had told of it.
+        It may have ended behind a reduction, before it had told of it: others tell.
         """
         for group in [one for one, ranks in self.leaving.items() if rank in ranks]:
             self.leaving[group] -= {rank}
-            if not self.leaving[group]:
+            if self.leaving[group]:
+                continue
+            if self.placed:
                 del self.leaving[group]
                 self.lost.add(group)
+            else:
+                self.end_reading(group)
 
     def end_reading(self, group: Group, told: Mapping[int, wire.LostReader] | None = None) -> None:
         """Return what a group has left that was told to end, or is lost.
 
         told: What others know of its readers, by rank; None: what they had committed counts.
         """
-        for rank, lost in (told or {}).items():
-            self._correct(Reader(group, rank), lost)
+        known = told or {}
+        oldest = min((one.step for one in known.values()), default=0)
+        late = [one for one in self.changes if one.replica == group.replica and one.step > oldest]
+        for rank, lost in known.items():
+            of_rank = [one for one in late if one.rank == rank and one.step > lost.step]
+            self._correct(Reader(group, rank), lost, of_rank)
         for reader in [one for one in self.open if one.group == group]:
             self.returned |= self.open.pop(reader)
         self.leaving.pop(group, None)
         self.lost.discard(group)
 
-    def _correct(self, reader: Reader, lost: wire.LostReader) -> None:
+    def _correct(
+        self, reader: Reader, lost: wire.LostReader, late: Collection[CommittedChange]
+    ) -> None:
         """Have a lost reader have read what the sums of others have, not more and not less.
 
         It may have died behind a reduction, before it told so. One that was torn for all others
         may have been whole for it, which it has told: that is undone.
+
+        late: Its changes with later steps.
         """
-        name, leases = (reader.group.replica, reader.rank), self.held(reader)
-        late = [one for one in self.changes if one.step > lost.step]
-        late = [one for one in late if (one.replica, one.rank) == name]
-        undone = {one.ordinal: one.position for one in reversed(late)}
+        leases = self.held(reader)
+        undone = {one.ordinal: one.position for one in reversed([*late])}
         done = {one.ordinal: 0 for one in late if one.ordinal not in leases}
         leases = self.open[reader] = {**done, **leases, **undone}
-        gone = set(late)
-        self.changes = [one for one in self.changes if one not in gone]
+        if gone := set(late):
+            self.changes = [one for one in self.changes if one not in gone]
         order = list(leases)
         if lost.newest is None or lost.newest.ordinal not in order:
             return  # it had read nothing, or has told of all that it had read

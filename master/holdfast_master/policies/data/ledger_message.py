@@ -54,6 +54,7 @@ def message_of(ledger: Ledger) -> wire.ShardLedger:
             wire.ReaderGroup(replica=group.replica, round=group.round)
             for group in sorted(ledger.lost)
         ),
+        placed=ledger.placed,
         forgotten=ledger.forgotten,
         late=ledger.late,
     )
@@ -84,6 +85,7 @@ def of_message(message: wire.ShardLedger) -> Ledger:
             CommittedChange(one.step, one.ordinal, one.position, one.replica, one.rank)
             for one in message.changes
         ],
+        placed=message.placed,
         forgotten=message.forgotten,
         late=message.late,
     )

@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
-from holdfast_master.job.data.shards import LOST_SECONDS
-from holdfast_wire.messages import LostReader, ReaderReport, ShardPosition
+from holdfast_master.job.data.shards import LOST_AWAITED_SECONDS, LOST_SECONDS
+from holdfast_master.policies.data.ledger import Group, Reader
+from holdfast_wire.messages import LostReader, ReaderReport, ShardPosition, ShardsLeased
 from simulation.steered.job import SteeredJob
 from simulation.steered.readers import ask, ledger, open_reader, ordinals, progress, tell
-from simulation.steered.replicas import replicated, seats
+from simulation.steered.replicas import replicated, roster, rounds_of, seats
 
 
-def _lost_replica(job: SteeredJob) -> int:
+def _lost_replica(job: SteeredJob, shards: int = 40) -> int:
     """Have the third of three replicas be lost with its agent in its first shard; its number."""
     for rank in range(3):
-        open_reader(job, rank, readers=1, reader=0)
+        open_reader(job, rank, readers=1, reader=0, shards=shards, placed=True)
     assert ordinals(ask(job, 2, reader=0)) == [0, 1]
     progress(job, 2, 6, {0: 9})
     before = seats(job)
@@ -44,14 +45,45 @@ def _tell_lost(
     tell(job, rank, ReaderReport(dataset="d", lost=(lost,)))
 
 
-def test_a_lost_replica_gives_its_shards_back_from_what_it_had_committed() -> None:
-    """Where nobody tells how far it had read, that is after a while; its late report is void."""
+def test_a_lost_replica_of_which_nobody_tells_gives_its_shards_back() -> None:
+    """From what it had committed, after a while."""
     job = replicated(3)
     _lost_replica(job)
     begun = job.time.now
     while job.state.ledgers["d"].lost:
         job.run(0.5)
-    assert LOST_SECONDS - 2.0 < job.time.now - begun < LOST_SECONDS + 1.0
+    assert LOST_SECONDS - 5.0 < job.time.now - begun < LOST_SECONDS + 1.0
+    assert ledger(job).returned == {0: 9, 1: 0}
+    assert len(ledger(job).groups) == 2
+
+
+def test_a_reader_that_nothing_else_is_left_for_waits_for_no_word_for_long() -> None:
+    """It may be the one that those wait for who would tell."""
+    job = replicated(3)
+    _lost_replica(job)
+    for request in range(1, 99):
+        if not ledger(job).left:
+            break
+        ask(job, 1, request=request, wanted=40, reader=0)
+    job.agents[0].report(ReaderReport(dataset="d", request=1, wanted=1), job.agents[0].round)
+    begun = job.time.now
+    while job.state.ledgers["d"].lost:
+        job.run(0.5)
+    assert LOST_AWAITED_SECONDS - 1.0 < job.time.now - begun < LOST_AWAITED_SECONDS + 2.0
+    job.run(1.0)
+    answers = [one for node, one in job.sent if node == 0 and isinstance(one, ShardsLeased)]
+    assert [(one.ordinal, one.position) for one in answers[-1].held] == [(0, 9)]
+
+
+def test_a_lost_replica_of_which_nobody_would_tell_gives_its_shards_back_at_once() -> None:
+    """Of local SGD, where no place travels; its late report changes nothing."""
+    job = replicated(3)
+    for rank in range(3):
+        open_reader(job, rank, readers=1, reader=0)
+    assert ordinals(ask(job, 2, reader=0)) == [0, 1]
+    progress(job, 2, 6, {0: 9})
+    job.agents[2].crash()
+    job.run(8.0)
     found = ledger(job)
     assert found.returned == {0: 9, 1: 0}
     answer = ask(job, 0, reader=0)
@@ -83,7 +115,7 @@ def test_what_a_lost_replica_had_applied_alone_is_undone() -> None:
     """Its sum was whole and theirs was torn: no weights that are left have it."""
     job = replicated(3)
     for rank in range(3):
-        open_reader(job, rank, readers=1, reader=0)
+        open_reader(job, rank, readers=1, reader=0, placed=True)
     ask(job, 2, reader=0)
     number = _replica_of(job, 2)
     progress(job, 2, 8, {0: 14})
@@ -102,11 +134,13 @@ def test_the_word_of_a_lost_replica_may_come_before_the_world_without_it() -> No
     """Those that are left meet by a roster, which may be sooner; then its shards do not wait."""
     job = replicated(3)
     for rank in range(3):
-        open_reader(job, rank, readers=1, reader=0)
+        open_reader(job, rank, readers=1, reader=0, placed=True)
     ask(job, 2, reader=0)
     number = _replica_of(job, 2)
-    _tell_lost(job, 1, number, (0, 14))
     job.agents[2].crash()
+    while number in roster(job).replicas:
+        job.run(0.01)
+    _tell_lost(job, 1, number, (0, 14))
     job.run(8.0)
     assert ledger(job).lost == set()
     assert ledger(job).returned == {0: 14, 1: 0}
@@ -127,7 +161,7 @@ def test_a_dead_process_is_a_lost_one_where_another_starts() -> None:
     """Its agent lives, so it is told to end first, and may have committed more than was heard."""
     job = replicated(3)
     for rank in range(3):
-        open_reader(job, rank, readers=1, reader=0)
+        open_reader(job, rank, readers=1, reader=0, placed=True)
     ask(job, 2, reader=0)
     number = _replica_of(job, 2)
     job.agents[2].crash_worker()
@@ -136,3 +170,36 @@ def test_a_dead_process_is_a_lost_one_where_another_starts() -> None:
     assert {one.replica for one in ledger(job).lost} == {number}, job.tale()
     _tell_lost(job, 0, number, (0, 14))
     assert ledger(job).returned == {0: 14, 1: 0}
+
+
+def test_what_was_told_of_a_replica_that_is_back_is_void() -> None:
+    """It stood still and was put out; what it does with the others after that counts."""
+    job = replicated(3)
+    for rank in range(3):
+        open_reader(job, rank, readers=1, reader=0, placed=True)
+    ask(job, 2, reader=0)
+    number = _replica_of(job, 2)
+    _tell_lost(job, 0, number, (0, 5))
+    assert job.core.job.data.told == {"d": {}}, "it is in the roster"
+    reader = Reader(Group(number, rounds_of(job)[2]), 0)
+    job.core.job.data.told["d"][reader] = LostReader(replica=number, step=3)
+    job.core.job.data.forget_told([number])
+    assert job.core.job.data.told == {"d": {}}
+
+
+def test_a_lost_replica_that_had_read_all_it_was_leased_is_corrected_too() -> None:
+    """Its last shard ended in the step that it applied alone."""
+    job = replicated(3)
+    for rank in range(3):
+        open_reader(job, rank, readers=1, reader=0, shards=6, placed=True)
+    assert ordinals(ask(job, 2, wanted=1, reader=0)) == [0]
+    number = _replica_of(job, 2)
+    progress(job, 2, 8, {0: 14})
+    progress(job, 2, 9, {}, 0)
+    job.agents[2].crash()
+    while number in roster(job).replicas:
+        job.run(0.01)
+    job.run(1.0)
+    _tell_lost(job, 0, number, (0, 14))
+    job.run(8.0)
+    assert ledger(job).returned == {0: 14}

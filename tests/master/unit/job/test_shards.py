@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast_master.instructions import Record
-from holdfast_master.job.data.shards import COMMIT_SECONDS, LEAVE_SECONDS, LOST_SECONDS
+from holdfast_master.job.data.shards import COMMIT_SECONDS, LEAVE_SECONDS
 from holdfast_master.policies.data.ledger import Group, Reader
 from holdfast_wire.messages import (
     DrainNodeRequest,
@@ -191,7 +191,6 @@ def test_what_a_replica_commits_after_it_was_told_to_end_counts() -> None:
         assert ledger(job).returned == {}, "nobody else is leased what it has"
         job.run(0.1)
     assert 2 not in job.state.nodes
-    job.run(LOST_SECONDS + 1.0)
     assert ledger(job).returned == {0: 9}
     assert (0, 9) in [(one.ordinal, one.position) for one in ask(job, 0, reader=0).held]
 

@@ -15,7 +15,7 @@ from simulation.steered.job import SteeredJob
 NEW = ReaderClaim()
 
 
-def open_reader(
+def open_reader(  # noqa: PLR0913 - each is a field of the message
     job: SteeredJob,
     rank: int,
     *,
@@ -24,6 +24,7 @@ def open_reader(
     shards: int = 40,
     digest: str = "x",
     reader: int | None = None,
+    placed: bool = False,
 ) -> None:
     """A rank of a node is about to read; nodes have one rank each."""
     message = ReaderOpened(
@@ -34,6 +35,7 @@ def open_reader(
         rank=rank if reader is None else reader,
         readers=readers,
         claim=claim,
+        placed=placed,
     )
     tell(job, rank, message)
 
