@@ -90,6 +90,7 @@ class LostReader:
     newest: ShardPosition | None = None
     """Newest shard that it had begun, with its next record; absent: it had read nothing."""
     done: bool = False  # That shard is done.
+    epoch: int = 0  # Roster of those that met without it.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,12 +211,15 @@ class LostReader(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     NEWEST_FIELD_NUMBER: builtins.int
     DONE_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
     replica: builtins.int
     """Number of the replica."""
     step: builtins.int
     """Newest step that has gradients of it: of all that it had read."""
     done: builtins.bool
     """That shard is done."""
+    epoch: builtins.int
+    """Roster of those that met without it."""
     @property
     def newest(self) -> Global___ShardPosition:
         """Newest shard that it had begun, with its next record; absent: it had read nothing."""
@@ -228,9 +231,10 @@ class LostReader(google.protobuf.message.Message):
         step: builtins.int = ...,
         newest: Global___ShardPosition | None = ...,
         done: builtins.bool = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["newest", b"newest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["done", b"done", "newest", b"newest", "replica", b"replica", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["done", b"done", "epoch", b"epoch", "newest", b"newest", "replica", b"replica", "step", b"step"]) -> None: ...
 
 Global___LostReader: typing_extensions.TypeAlias = LostReader
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_agent.workers.shard_relay import UNSURE_SECONDS, RelayedReader
+from holdfast_agent.workers.shard_relay import TOLD_SECONDS, RelayedReader
 from holdfast_wire.messages import (
     LostReader,
     ReaderOpened,
@@ -36,6 +36,6 @@ def test_the_next_master_is_told_of_lost_readers_again() -> None:
     _, progress = made.again(2.0)
     assert isinstance(progress, ReaderReport)
     assert progress.lost == (LOST,)
-    _, later = made.again(2.0 + UNSURE_SECONDS)
+    _, later = made.again(2.0 + TOLD_SECONDS)
     assert isinstance(later, ReaderReport)
     assert later.lost == ()

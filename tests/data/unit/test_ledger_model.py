@@ -270,7 +270,7 @@ class Training:
         told = {}
         for rank in lost:
             place = rank.shards.reducing(0) if is_whole else self.places[rank.reader]
-            told[rank.reader.rank] = lost_reader(LostPlace(gone.replica, step, place))
+            told[rank.reader.rank] = lost_reader(LostPlace(gone.replica, step, place, 1))
         self.ledger.end_reading(gone, told)
         if not is_whole:
             self.taken = [

@@ -60,8 +60,8 @@ def test_a_place_comes_through_a_sum_as_it_was(
     numbers = summed({5: mine, 9: others}, 12, dtype)
     assert reader.step == 12
     mine.note(numbers, 12)
-    mine.meet(5, [5], [], step=13)
-    assert reader.told == [([LostPlace(9, 12, place)], 14)]
+    mine.meet(5, [5], [], step=13, epoch=7)
+    assert reader.told == [([LostPlace(9, 12, place, 7)], 14)]
 
 
 def test_each_reader_tells_of_those_of_its_own_data() -> None:
@@ -69,13 +69,13 @@ def test_each_reader_tells_of_those_of_its_own_data() -> None:
     mine, readers = places(None, None)
     others, _ = places(ReaderPlace(1, 10), ReaderPlace(2, 20))
     mine.note(summed({0: mine, 1: others}, 3, torch.float32), 3)
-    mine.meet(0, [0, 1], [], step=3)
+    mine.meet(0, [0, 1], [], step=3, epoch=7)
     assert [one.told for one in readers] == [[], []], "nobody is lost"
-    mine.meet(0, [0], [], step=3)
-    mine.meet(0, [0], [], step=3)
+    mine.meet(0, [0], [], step=3, epoch=7)
+    mine.meet(0, [0], [], step=3, epoch=7)
     assert [one.told for one in readers] == [
-        [([LostPlace(1, 3, ReaderPlace(1, 10))], 4)],
-        [([LostPlace(1, 3, ReaderPlace(2, 20))], 4)],
+        [([LostPlace(1, 3, ReaderPlace(1, 10), 7)], 4)],
+        [([LostPlace(1, 3, ReaderPlace(2, 20), 7)], 4)],
     ]
 
 
@@ -84,25 +84,37 @@ def test_the_newest_sum_that_has_a_replica_counts() -> None:
     (mine, [reader]), (others, _) = places(None), places(ReaderPlace(1, 10))
     mine.note(summed({0: mine, 1: others}, 3, torch.float32), 3)
     mine.note(summed({0: mine}, 4, torch.float32), 4)
-    mine.meet(0, [0], [], step=4)
-    assert reader.told == [([LostPlace(1, 3, ReaderPlace(1, 10))], 5)]
+    mine.meet(0, [0], [], step=4, epoch=7)
+    assert reader.told == [([LostPlace(1, 3, ReaderPlace(1, 10), 7)], 5)]
 
 
 def test_a_replica_that_joins_knows_nothing_of_before() -> None:
     """What it knew is older than what the others have, who would have it undone."""
     (mine, [reader]), (others, _) = places(None), places(ReaderPlace(1, 10))
     mine.note(summed({0: mine, 1: others}, 3, torch.float32), 3)
-    mine.meet(0, [0, 1, 2], [0], step=4)
-    mine.meet(0, [0, 2], [], step=5)
+    mine.meet(0, [0, 1, 2], [0], step=4, epoch=7)
+    mine.meet(0, [0, 2], [], step=5, epoch=7)
     assert reader.told == []
 
 
 def test_one_that_is_lost_before_its_first_sum_has_read_nothing_that_counts() -> None:
     """Those that saw it come know that."""
     mine, [reader] = places(None)
-    mine.meet(0, [0, 1], [1], step=6)
-    mine.meet(0, [0], [], step=6)
-    assert reader.told == [([LostPlace(1, 6, None)], 7)]
+    mine.meet(0, [0, 1], [1], step=6, epoch=7)
+    mine.meet(0, [0], [], step=6, epoch=7)
+    assert reader.told == [([LostPlace(1, 6, None, 7)], 7)]
+
+
+def test_one_that_comes_back_and_is_lost_before_its_next_sum_is_where_it_was() -> None:
+    """Given the state or not: the word of before is void, and those that are left say it again."""
+    for fresh in ([], [1]):
+        (mine, [reader]), (others, _) = places(None), places(ReaderPlace(1, 10))
+        mine.note(summed({0: mine, 1: others}, 3, torch.float32), 3)
+        mine.meet(0, [0], [], step=3, epoch=4)
+        mine.meet(0, [0, 1], fresh, step=5, epoch=5)
+        mine.meet(0, [0], [], step=5, epoch=6)
+        place = ReaderPlace(1, 10)
+        assert reader.told == [([LostPlace(1, 3, place, 4)], 4), ([LostPlace(1, 3, place, 6)], 6)]
 
 
 def test_a_few_tell_of_all() -> None:
@@ -111,7 +123,7 @@ def test_a_few_tell_of_all() -> None:
     for me in range(1, 8):
         (mine, [reader]), (others, _) = places(None), places(ReaderPlace(1, 10))
         mine.note(summed({me: mine, 9: others}, 3, torch.float32), 3)
-        mine.meet(me, range(1, 8), [2], step=3)
+        mine.meet(me, range(1, 8), [2], step=3, epoch=7)
         telling += [me] if reader.told else []
     assert telling == [1, 3, 4]
     assert len(telling) == TELLERS

@@ -193,11 +193,12 @@ def positions(held: Mapping[int, int]) -> tuple[ShardPosition, ...]:
 
 def lost_reader(lost: LostPlace) -> LostReader:
     """How far a reader of a lost replica had read, as a message has it."""
-    replica, step, place = lost
+    replica, step, place, epoch = lost
     if place is None:
-        return LostReader(replica=replica, step=step)
+        return LostReader(replica=replica, step=step, epoch=epoch)
     newest = ShardPosition(ordinal=place.ordinal, position=max(0, place.position))
-    return LostReader(replica=replica, step=step, newest=newest, done=place.position < 0)
+    done = place.position < 0
+    return LostReader(replica=replica, step=step, newest=newest, done=done, epoch=epoch)
 
 
 def reshard(states: Sequence[ReaderState], rank: int, world: int) -> ReaderState:

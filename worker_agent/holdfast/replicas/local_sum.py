@@ -246,10 +246,19 @@ class LocalSum:
             raise
         numbers = self._tail()
         self._told, self.told_places = [], numbers[self._counted :]
-        self.given = frozenset(at for at, one in enumerate(numbers[: self._micro_batches]) if one)
+        self._given = frozenset(at for at, one in enumerate(numbers[: self._micro_batches]) if one)
 
-    given: frozenset[int] = frozenset()
+    _given: frozenset[int] = frozenset()
     """Micro-batches in the gradient that `take_kept` has taken."""
+
+    def has_given(self, me: int) -> bool:
+        """Tell if what this replica holds is in the gradient that `take_kept` has taken.
+
+        Others may have computed a micro-batch of the same number, from records of their own.
+        """
+        if self.held and self.places.names:
+            return me in self.places.owners(self.told_places)
+        return self.held <= self._given
 
     def give_kept(self, give: Callable[[torch.Tensor], None], *, is_source: bool) -> None:
         """Give what is kept to those that `take_kept`; nothing is written to it.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 TELLERS: Final = 3
 """Replicas that tell where a lost one was: one of them may be lost, too, and with ten thousand the
 master need not hear the same of all."""
+_REMEMBERED: Final = 64
+"""Lost replicas whose places are kept: one that comes back may be lost before its next sum."""
 _BITS: Final = 22
 """Of a part of a number: float32 carries 24 exactly."""
 _PART: Final = 1 << _BITS
@@ -49,6 +51,8 @@ class ReaderPlaces:
         self._readers: list[PlacedReader] = []
         self._known: dict[int, tuple[int, list[ReaderPlace | None]]] = {}
         """By replica: the step, and the place of each reader after it."""
+        self._lost: dict[int, tuple[int, list[ReaderPlace | None]]] = {}
+        """The same of those that were lost, the newest last."""
 
     def add(self, reader: PlacedReader) -> None:
         """Have the place of a reader travel."""
@@ -85,6 +89,10 @@ class ReaderPlaces:
         given = torch.tensor(row, dtype=numbers.dtype, device=numbers.device)
         numbers[begin : begin + self._row] = given
 
+    def owners(self, numbers: Sequence[float]) -> set[int]:
+        """Return the replicas whose records are in a sum that has these numbers."""
+        return {round(one) - 1 for one in numbers[:: self._row] if one}
+
     def note(self, numbers: Sequence[float], step: int) -> None:
         """Keep the places that came with a whole sum, made over the replicas.
 
@@ -99,7 +107,9 @@ class ReaderPlaces:
                 places = [_place(row[at : at + _WIDTH]) for at in starts]
                 self._known[owner - 1] = step, places
 
-    def meet(self, me: int, members: Sequence[int], fresh: Collection[int], step: int) -> None:
+    def meet(
+        self, me: int, members: Sequence[int], fresh: Collection[int], step: int, epoch: int
+    ) -> None:
         """Tell where readers of lost replicas were, and forget these.
 
         Args:
@@ -108,16 +118,23 @@ class ReaderPlaces:
             fresh: Those of them that begin, or are given the state: they have read nothing that
                 counts, and of others they know nothing.
             step: Steps that are applied. A lost one may have applied the next one alone.
+            epoch: Of the members.
         """
         if me in fresh:
-            self._known = {}
+            self._known, self._lost = {}, {}
         lost = {one: self._known.pop(one) for one in self._known.keys() - set(members)}
         if me in [one for one in members if one not in fresh][:TELLERS]:
             for at, reader in enumerate(self._readers if lost else []):
-                told = [LostPlace(one, when, places[at]) for one, (when, places) in lost.items()]
+                told = [
+                    LostPlace(one, when, places[at], epoch) for one, (when, places) in lost.items()
+                ]
                 reader.tell_lost(told, step + 1)
-        nothing: list[ReaderPlace | None] = [None for _ in self._readers]
-        self._known |= dict.fromkeys(fresh, (step, nothing))
+        self._known |= {one: self._lost.pop(one) for one in members if one in self._lost}
+        for one in fresh:
+            self._known.setdefault(one, (step, [None for _ in self._readers]))
+        self._lost |= lost
+        for one in [*self._lost][:-_REMEMBERED]:
+            del self._lost[one]
 
 
 def _numbers(place: ReaderPlace | None) -> Iterable[float]:

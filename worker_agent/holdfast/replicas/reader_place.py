@@ -26,3 +26,5 @@ class LostPlace(NamedTuple):
     """Steps that were applied then."""
     place: ReaderPlace | None
     """None: it had read nothing."""
+    epoch: int
+    """Of those that met without it."""

@@ -387,11 +387,12 @@ class Replicated:
             self.recomputed += len(self._deal)
         self._agreed = plan.step, self._deal
         fresh = self.replicas if plan.heal_first else dict(plan.heals)
-        self._sum.places.meet(me, self.replicas, fresh, self.steps)
+        epoch = self._membership.epoch
+        self._sum.places.meet(me, self.replicas, fresh, self.steps, epoch)
 
     def _check_given(self) -> None:
         """Refuse a gradient that the others have made without what this replica had read."""
-        if not self._sum.held <= self._sum.given:
+        if not self._sum.has_given(self.replica):
             self._check_drop()
 
     def _check_drop(self) -> None:

@@ -39,6 +39,8 @@ FORWARD_SECONDS: Final = 30.0
 UNSURE_SECONDS: Final = 120.0
 """For so long a shard that is done may not be in the journal: its report waits for others of the
 same minute, and is made again to a new master."""
+TOLD_SECONDS: Final = 600.0
+"""For so long a word about a lost reader is said again to a new master, which waits as long, s."""
 _OPENED_BEFORE: Final = (
     "reader {rank} of dataset {name} was opened before in round {round}: give each ShardReader of "
     "a script a `name` of its own, all epochs to one, and each rank that reads its own `place`"
@@ -83,7 +85,7 @@ class RelayedReader:
                 self._done.add(ordinal)
                 self._unsent.append(ordinal)
         self.waits = True
-        self._lost = [one for one in self._lost if one[0] > now - UNSURE_SECONDS]
+        self._lost = [one for one in self._lost if one[0] > now - TOLD_SECONDS]
         self._lost += [(now, one) for one in report.lost]
         if report.lost:
             return dataclasses.replace(self.progress(now), lost=report.lost)
@@ -136,7 +138,7 @@ class RelayedReader:
             )
             opened = dataclasses.replace(opened, claim=claim, wanted=0)
         unsure = tuple(ordinal for _, ordinal in self._sent)
-        self._lost = [one for one in self._lost if one[0] > now - UNSURE_SECONDS]
+        self._lost = [one for one in self._lost if one[0] > now - TOLD_SECONDS]
         progress, lost = self.progress(now), tuple(one for _, one in self._lost)
         progress = dataclasses.replace(progress, done=(*unsure, *progress.done), lost=lost)
         return [opened, progress, *([] if self._asked is None else [self._asked])]

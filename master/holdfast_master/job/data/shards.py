@@ -171,7 +171,7 @@ def reported(job: JobContext, node: Node, number: int, message: wire.ReaderRepor
 
 
 def _note_lost(job: JobContext, message: wire.ReaderReport) -> None:
-    """Note how far readers of lost replicas had read; who is in the roster again is not lost."""
+    """Note how far readers of lost replicas had read; who was in a later roster was not lost."""
     ledger, roster = job.state.ledgers.get(message.dataset), job.state.roster
     if ledger is None:
         return
@@ -181,7 +181,9 @@ def _note_lost(job: JobContext, message: wire.ReaderReport) -> None:
         for reader in ledger.readers_of(one.replica):
             known = told.get(reader)
             is_newer = known is None or one.step > known.step
-            if reader.rank == message.rank and one.replica not in there and is_newer:
+            is_lost = one.replica not in there
+            is_lost &= one.epoch >= job.data.members.get(one.replica, 0)
+            if reader.rank == message.rank and is_lost and is_newer:
                 told[reader] = one
     _end_told(job, ledger, {one.replica for one in message.lost})
 
@@ -197,8 +199,7 @@ def _end_told(job: JobContext, ledger: Ledger, replicas: Collection[int] | None 
             continue
         readers = {one for one in ledger.readers_of(group.replica) if one.group == group}
         if readers <= told.keys():
-            flush(job)
-            _end_reading(job, ledger, group, {one.rank: told.pop(one) for one in sorted(readers)})
+            _return(job, ledger, group)
 
 
 def _end_reading(
@@ -239,7 +240,8 @@ def left_out(
     told = {Group(one.replica, one.round): frozenset(one.node_ranks) for one in leaving}
     for ledger in ledgers:
         told |= ledger.leaving
-    dead = [group for group, ranks in told.items() if not ranks.isdisjoint(nodes)]
+    goes_on = any(one.number in replicas for one in job.state.assigned.replicas)
+    dead = [one for one, ranks in told.items() if goes_on and not ranks.isdisjoint(nodes)]
     groups = {Group(one.replica, one.round) for one in lost}.union(dead)
     named_groups = (wire.ReaderGroup(replica=one.replica, round=one.round) for one in groups)
     return tuple(leaving), tuple(sorted(named_groups, key=lambda one: one.replica))
@@ -263,20 +265,23 @@ def ended_groups(job: JobContext) -> set[Group]:
 def leave_due(job: JobContext, replica: int) -> None:
     """Readers that were told to end have not, or stand by: others read what they have left."""
     for ledger in list(job.state.ledgers.values()):
-        _return_all(job, ledger, [one for one in ledger.leaving if one.replica == replica])
+        for group in [one for one in ledger.leaving if one.replica == replica]:
+            _return(job, ledger, group)
 
 
 def lost_due(job: JobContext, replica: int) -> None:
     """Nobody has told how far lost readers had read: what they had committed counts."""
     for ledger in list(job.state.ledgers.values()):
-        _return_all(job, ledger, [one for one in ledger.lost if one.replica == replica])
+        for group in [one for one in ledger.lost if one.replica == replica]:
+            _return(job, ledger, group)
 
 
-def _return_all(job: JobContext, ledger: Ledger, groups: Collection[Group]) -> None:
-    if groups:
-        flush(job)
-    for group in groups:
-        _end_reading(job, ledger, group, {})
+def _return(job: JobContext, ledger: Ledger, group: Group) -> None:
+    """Return what a group has left, by what is known of it."""
+    flush(job)
+    told = job.data.told.get(ledger.name, {})
+    mine = [one for one in sorted(told) if one.group == group]
+    _end_reading(job, ledger, group, {one.rank: told.pop(one) for one in mine})
 
 
 def node_goes(job: JobContext, rank: int) -> None:

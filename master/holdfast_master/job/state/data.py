@@ -73,10 +73,14 @@ class DataRequests:
         for nodes in self.nodes.values():
             _drop_others(nodes, groups)
 
-    def forget_told(self, replicas: Collection[int]) -> None:
+    members: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Epoch of the newest roster of each replica since this master began."""
+
+    def forget_told(self, roster: wire.OuterRoster) -> None:
         """Forget what was told of replicas that train with the others again."""
+        self.members |= dict.fromkeys(roster.replicas, roster.epoch)
         for told in self.told.values():
-            for reader in [one for one in told if one.group.replica in replicas]:
+            for reader in [one for one in told if one.group.replica in roster.replicas]:
                 del told[reader]
 
 

@@ -79,7 +79,7 @@ def _publish(job: JobContext, world: World, verdict: NewRoster, *, anew: bool) -
         since=policy.memberships(verdict.replicas, since, epoch, anew=anew),
     )
     job.out.record(fact, durable=True)
-    job.data.forget_told(fact.replicas)
+    job.data.forget_told(fact)
     job.worlds.ready_since, job.worlds.strange_roster = None, False
     job.worlds.meet_anew = ""
     job.timers.cancel(Timer.ROSTER)

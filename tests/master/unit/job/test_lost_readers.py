@@ -8,7 +8,13 @@ import pytest
 
 from holdfast_master.job.data.shards import LOST_AWAITED_SECONDS, LOST_SECONDS
 from holdfast_master.policies.data.ledger import Group, Reader
-from holdfast_wire.messages import LostReader, ReaderReport, ShardPosition, ShardsLeased
+from holdfast_wire.messages import (
+    Leave,
+    LostReader,
+    ReaderReport,
+    ShardPosition,
+    ShardsLeased,
+)
 from simulation.steered.job import SteeredJob
 from simulation.steered.readers import ask, ledger, open_reader, ordinals, progress, tell
 from simulation.steered.replicas import replicated, roster, rounds_of, seats
@@ -41,7 +47,7 @@ def _tell_lost(
     job: SteeredJob, rank: int, replica: int, place: tuple[int, int], **more: Any
 ) -> None:
     newest = ShardPosition(ordinal=place[0], position=place[1])
-    lost = LostReader(replica=replica, step=8, newest=newest, **more)
+    lost = LostReader(replica=replica, step=8, newest=newest, **({"epoch": 99} | more))
     tell(job, rank, ReaderReport(dataset="d", lost=(lost,)))
 
 
@@ -183,8 +189,36 @@ def test_what_was_told_of_a_replica_that_is_back_is_void() -> None:
     assert job.core.job.data.told == {"d": {}}, "it is in the roster"
     reader = Reader(Group(number, rounds_of(job)[2]), 0)
     job.core.job.data.told["d"][reader] = LostReader(replica=number, step=3)
-    job.core.job.data.forget_told([number])
+    job.core.job.data.forget_told(roster(job))
     assert job.core.job.data.told == {"d": {}}
+    newest = roster(job).epoch
+    job.agents[2].crash()
+    while number in roster(job).replicas:
+        job.run(0.01)
+    _tell_lost(job, 0, number, (0, 5), epoch=newest - 1)
+    assert job.core.job.data.told == {"d": {}}, "an agent has said it again"
+    _tell_lost(job, 0, number, (0, 5), epoch=newest + 1)
+    job.run(8.0)
+    assert ledger(job).returned == {0: 5, 1: 0}
+
+
+def test_what_was_told_counts_of_one_that_stays_too() -> None:
+    """It was told to end and does not: after a while its shards are returned, by that word."""
+    job = replicated(3)
+    for rank in range(3):
+        open_reader(job, rank, readers=1, reader=0, placed=True)
+    ask(job, 2, reader=0)
+    number = _replica_of(job, 2)
+    progress(job, 2, 8, {0: 9})
+    job.agents[2].ignores = (Leave,)
+    job.operator.change(replicas=2)
+    while number in roster(job).replicas or not job.state.ledgers["d"].leaving:
+        job.run(0.05)
+    _tell_lost(job, 0, number, (0, 14))
+    while job.state.ledgers["d"].leaving:
+        job.run(0.5)
+    assert 2 in job.state.nodes
+    assert ledger(job).returned == {0: 14, 1: 0}
 
 
 def test_a_lost_replica_that_had_read_all_it_was_leased_is_corrected_too() -> None:
