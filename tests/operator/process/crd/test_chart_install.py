@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from cluster.kubectl import CommandFailedError, Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
 from cluster.rights import needs_pods
+from house.patience import patience
 
 pytestmark = [pytest.mark.kube, needs_pods]
 _CRD = ("get", "crd", "elasticjobs.holdfast.dev")
@@ -65,7 +67,11 @@ def test_a_release_comes_changes_and_goes(release: Release, kubectl: Kubectl) ->
     deployment = kubectl.json("get", "deploy", "try-holdfast-operator")
     assert deployment["status"]["readyReplicas"] == 2
     release.uninstall()
-    assert kubectl.run("get", "deploy,pod,sa,role,rolebinding,clusterrole", *names) == ""
+    assert kubectl.run("get", "deploy,sa,role,rolebinding,clusterrole", *names) == ""
+    deadline = time.monotonic() + 30.0 * patience()  # helm waits for no pod of a Deployment
+    while left := kubectl.run("get", "pod", *names):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
 
 
 def test_a_release_that_could_not_be_removed_is_cleared_for_the_next(release: Release) -> None:

@@ -18,6 +18,7 @@ from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.rights import needs_pods
+from house import forks
 from house.patience import patience
 
 pytestmark = [pytest.mark.kube, needs_pods]
@@ -358,7 +359,13 @@ def test_an_agent_that_is_a_fork_is_what_a_start_would_have_made(
     spec: dict[str, Any] = {"command": words, "securityContext": security}
     spec["volumeMounts"] = [{"name": "facts", "mountPath": "/facts"}]
     volumes = [{"name": "facts", "configMap": {"name": "facts"}}]
-    read_once = [{"name": "PYTHONNODEBUGRANGES", "value": "1"}]
+    # Whoever runs the tests may have set some, such as PYTHONUNBUFFERED.
+    ours = {name for name in os.environ if name.startswith(forks.AT_START)}
+    spec["env"] = [
+        {"name": name, "value": os.environ[name]}
+        for name in sorted(ours - {"PYTHONPATH", *forks.THREADS})
+    ]
+    read_once = [*spec["env"], {"name": "PYTHONNODEBUGRANGES", "value": "1"}]
     _make(
         kubectl,
         config,
