@@ -34,9 +34,9 @@ killed. It is held to what an undisturbed run has: each step once and in a row, 
 the same bits on all replicas after each step, and its weights, in float64, to 1e-12.
 
 A fourth kind counts a million samples (`sample_counts.py`): a real job of 4, 3, 5, 2, then 6
-workers in which agents and ranks are killed has to use each once. *Samples again*: a replica of
-local SGD that is killed with its agent has those records of shards read again that no master had
-heard of.
+workers in which agents, ranks and, since seed 51, masters are killed has to use each once. *Samples
+again*: a replica of local SGD that is killed with its agent has those records of shards read again
+that no master had heard of.
 
 States of whole jobs, on gloo:
 
