@@ -1,4 +1,4 @@
-"""How far readers of shards are: what travels with a sum, and is told of a lost replica.
+"""Place of a reader in its shards, as it travels with a sum and is told of a lost replica.
 
 Belongs here: values alone. Does not belong here: their way (`places`), reading
 (`holdfast.data.shards`).

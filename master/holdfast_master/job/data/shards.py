@@ -194,24 +194,11 @@ def _end_told(job: JobContext, ledger: Ledger, replicas: Collection[int] | None 
     replicas: Of the groups that are looked at; None: of all.
     """
     told = job.data.told.get(ledger.name, {})
-    for group in sorted(ledger.lost):
-        if not told or (replicas is not None and group.replica not in replicas):
-            continue
+    looked_at = [one for one in ledger.lost if replicas is None or one.replica in replicas]
+    for group in sorted(looked_at if told else []):
         readers = {one for one in ledger.readers_of(group.replica) if one.group == group}
         if readers <= told.keys():
             _return(job, ledger, group)
-
-
-def _end_reading(
-    job: JobContext, ledger: Ledger, group: Group, told: Mapping[int, wire.LostReader]
-) -> None:
-    fact = wire.ReadersEnded(
-        dataset=ledger.name,
-        group=wire.ReaderGroup(replica=group.replica, round=group.round),
-        ranks=tuple(told),
-        lost=tuple(told.values()),
-    )
-    job.out.record(fact, durable=True)
 
 
 def _leaving(job: JobContext, node: Node, number: int) -> Group | None:
@@ -242,9 +229,8 @@ def left_out(
         told |= ledger.leaving
     goes_on = any(one.number in replicas for one in job.state.assigned.replicas)
     dead = [one for one, ranks in told.items() if goes_on and not ranks.isdisjoint(nodes)]
-    groups = {Group(one.replica, one.round) for one in lost}.union(dead)
-    named_groups = (wire.ReaderGroup(replica=one.replica, round=one.round) for one in groups)
-    return tuple(leaving), tuple(sorted(named_groups, key=lambda one: one.replica))
+    groups = sorted({Group(one.replica, one.round) for one in lost}.union(dead))
+    return tuple(leaving), tuple(wire.ReaderGroup(replica=r, round=n) for r, n in groups)
 
 
 def await_leaving(job: JobContext) -> None:
@@ -265,23 +251,32 @@ def ended_groups(job: JobContext) -> set[Group]:
 def leave_due(job: JobContext, replica: int) -> None:
     """Readers that were told to end have not, or stand by: others read what they have left."""
     for ledger in list(job.state.ledgers.values()):
-        for group in [one for one in ledger.leaving if one.replica == replica]:
-            _return(job, ledger, group)
+        _return_of(job, ledger, replica, ledger.leaving)
 
 
 def lost_due(job: JobContext, replica: int) -> None:
     """Nobody has told how far lost readers had read: what they had committed counts."""
     for ledger in list(job.state.ledgers.values()):
-        for group in [one for one in ledger.lost if one.replica == replica]:
-            _return(job, ledger, group)
+        _return_of(job, ledger, replica, ledger.lost)
+
+
+def _return_of(job: JobContext, ledger: Ledger, replica: int, groups: Collection[Group]) -> None:
+    for group in [one for one in groups if one.replica == replica]:
+        _return(job, ledger, group)
 
 
 def _return(job: JobContext, ledger: Ledger, group: Group) -> None:
     """Return what a group has left, by what is known of it."""
     flush(job)
     told = job.data.told.get(ledger.name, {})
-    mine = [one for one in sorted(told) if one.group == group]
-    _end_reading(job, ledger, group, {one.rank: told.pop(one) for one in mine})
+    mine = {one.rank: told.pop(one) for one in sorted(told) if one.group == group}
+    fact = wire.ReadersEnded(
+        dataset=ledger.name,
+        group=wire.ReaderGroup(replica=group.replica, round=group.round),
+        ranks=tuple(mine),
+        lost=tuple(mine.values()),
+    )
+    job.out.record(fact, durable=True)
 
 
 def node_goes(job: JobContext, rank: int) -> None:

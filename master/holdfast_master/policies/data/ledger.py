@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from holdfast_wire import messages as wire
@@ -295,7 +295,7 @@ class Ledger:
         self.lost.discard(group)
 
     def _correct(
-        self, reader: Reader, lost: wire.LostReader, late: Collection[CommittedChange]
+        self, reader: Reader, lost: wire.LostReader, late: Sequence[CommittedChange]
     ) -> None:
         """Have a lost reader have read what the sums of others have, not more and not less.
 
@@ -305,7 +305,7 @@ class Ledger:
         late: Its changes with later steps.
         """
         leases = self.held(reader)
-        undone = {one.ordinal: one.position for one in reversed([*late])}
+        undone = {one.ordinal: one.position for one in reversed(late)}
         done = {one.ordinal: 0 for one in late if one.ordinal not in leases}
         leases = self.open[reader] = {**done, **leases, **undone}
         if gone := set(late):

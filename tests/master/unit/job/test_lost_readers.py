@@ -36,6 +36,15 @@ def _lost_replica(job: SteeredJob, shards: int = 40) -> int:
     return group.replica
 
 
+def _reading() -> tuple[SteeredJob, int]:
+    """Three replicas that read, and the number of the third, which has two shards."""
+    job = replicated(3)
+    for rank in range(3):
+        open_reader(job, rank, readers=1, reader=0, placed=True)
+    assert ordinals(ask(job, 2, reader=0)) == [0, 1]
+    return job, _replica_of(job, 2)
+
+
 def _replica_of(job: SteeredJob, rank: int) -> int:
     """The replica of a node in the newest world; 0: it is in none."""
     world = job.core.job.worlds.newest
@@ -119,11 +128,7 @@ def test_what_others_tell_of_a_lost_replica_counts(
 
 def test_what_a_lost_replica_had_applied_alone_is_undone() -> None:
     """Its sum was whole and theirs was torn: no weights that are left have it."""
-    job = replicated(3)
-    for rank in range(3):
-        open_reader(job, rank, readers=1, reader=0, placed=True)
-    ask(job, 2, reader=0)
-    number = _replica_of(job, 2)
+    job, number = _reading()
     progress(job, 2, 8, {0: 14})
     progress(job, 2, 9, {1: 3}, 0)
     progress(job, 0, 9, {})
@@ -138,11 +143,7 @@ def test_what_a_lost_replica_had_applied_alone_is_undone() -> None:
 
 def test_the_word_of_a_lost_replica_may_come_before_the_world_without_it() -> None:
     """Those that are left meet by a roster, which may be sooner; then its shards do not wait."""
-    job = replicated(3)
-    for rank in range(3):
-        open_reader(job, rank, readers=1, reader=0, placed=True)
-    ask(job, 2, reader=0)
-    number = _replica_of(job, 2)
+    job, number = _reading()
     job.agents[2].crash()
     while number in roster(job).replicas:
         job.run(0.01)
@@ -165,11 +166,7 @@ def test_a_successor_waits_for_the_word_of_a_lost_replica() -> None:
 
 def test_a_dead_process_is_a_lost_one_where_another_starts() -> None:
     """Its agent lives, so it is told to end first, and may have committed more than was heard."""
-    job = replicated(3)
-    for rank in range(3):
-        open_reader(job, rank, readers=1, reader=0, placed=True)
-    ask(job, 2, reader=0)
-    number = _replica_of(job, 2)
+    job, number = _reading()
     job.agents[2].crash_worker()
     while _replica_of(job, 2) in {0, number}:
         job.run(0.05)
@@ -180,11 +177,7 @@ def test_a_dead_process_is_a_lost_one_where_another_starts() -> None:
 
 def test_what_was_told_of_a_replica_that_is_back_is_void() -> None:
     """It stood still and was put out; what it does with the others after that counts."""
-    job = replicated(3)
-    for rank in range(3):
-        open_reader(job, rank, readers=1, reader=0, placed=True)
-    ask(job, 2, reader=0)
-    number = _replica_of(job, 2)
+    job, number = _reading()
     _tell_lost(job, 0, number, (0, 5))
     assert job.core.job.data.told == {"d": {}}, "it is in the roster"
     reader = Reader(Group(number, rounds_of(job)[2]), 0)
@@ -204,11 +197,7 @@ def test_what_was_told_of_a_replica_that_is_back_is_void() -> None:
 
 def test_what_was_told_counts_of_one_that_stays_too() -> None:
     """It was told to end and does not: after a while its shards are returned, by that word."""
-    job = replicated(3)
-    for rank in range(3):
-        open_reader(job, rank, readers=1, reader=0, placed=True)
-    ask(job, 2, reader=0)
-    number = _replica_of(job, 2)
+    job, number = _reading()
     progress(job, 2, 8, {0: 9})
     job.agents[2].ignores = (Leave,)
     job.operator.change(replicas=2)
